@@ -1,10 +1,10 @@
-"""The JEM-k classifier: images in [0, 1] -> chains -> refinement -> mean logits. Random, and differentiable in images."""
+"""The JEM-k classifier: images in [0, 1] -> chains -> refinement -> logits. Random, differentiable in images."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from math import isfinite
 from typing import Any, Self
-from warnings import warn
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,8 @@ from jem_robust import energy as energy_functions
 from jem_robust.gradients import GRADIENTS, Chain, Spent, graph_bytes, quiet, refine_rows
 from jem_robust.images import check_images, check_labels
 from jem_robust.langevin import Refinement
-from jem_robust.randomness import NoiseKey, global_rng
+from jem_robust.randomness import NoiseKey, SeededCalls, SeedStack, as_seed
 
-AGGREGATES = ("logits", "probabilities", "vote")
 MEMORY = 2**30
 MICRO_BATCH = 64
 
@@ -26,8 +25,8 @@ class JEMClassifier(nn.Module):
     network: images (N, C, H, W) in `input_range` -> logits (N, K). refinement: settings of the chain.
     energy: module with log p(x), (N,), that drives the refinement instead of logsumexp of the network's logits.
     aggregate: "logits" (mean over chains), "probabilities" (log of the mean softmax) or "vote" (log of vote shares).
-    gradient: "exact" or "straight-through". seed: of the plain noise stream. input_shape (C, H, W), num_classes: checked
-    where given. memory: bytes that graphs of one call may take. Raises ValueError on settings that make no sense.
+    gradient: "exact" or "straight-through". seed: of the plain noise stream. input_shape (C, H, W), num_classes:
+    checked where given. memory: bytes that graphs of one call may take. ValueError on settings without sense.
     """
 
     bounds = (0.0, 1.0)
@@ -40,29 +39,31 @@ class JEMClassifier(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         low, high = (float(v) for v in input_range)
-        if not low < high:
-            raise ValueError(f"expected an input range (low, high) with low < high, got {input_range}")
-        if aggregate not in AGGREGATES:
-            raise ValueError(f"expected aggregate out of {AGGREGATES}, got {aggregate!r}")
+        if not (isfinite(low) and isfinite(high) and low < high):
+            raise ValueError(f"expected a finite input range (low, high), low < high, got {input_range}: fix it")
+        known = energy_functions.AGGREGATES
+        if aggregate not in known:
+            raise ValueError(f"expected aggregate out of {known}, got {aggregate!r}: pass one of them")
         if gradient not in GRADIENTS:
             raise ValueError(f"expected gradient out of {GRADIENTS}, got {gradient!r}; transfer is an attack's name")
-        if not isinstance(network, nn.Module):
-            raise TypeError(f"expected an nn.Module as network, got {type(network).__name__}: wrap it in a module")
+        _check_type("network", network, nn.Module)
+        _check_type("energy", energy, (nn.Module, type(None)))
+        _check_type("refinement", refinement, (Refinement, type(None)))
         self.network, self.energy = network, energy
         self.refinement = refinement or Refinement()
         self.input_range = (low, high)
-        self.aggregate, self.gradient, self.seed, self.memory = aggregate, gradient, seed, memory
+        self.aggregate, self.gradient, self.seed, self.memory = aggregate, gradient, as_seed(seed), memory
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.num_classes, self.card = num_classes, card or {}
         self.spent = Spent()
         self._position = 0
         self._frozen: list[int] = []
-        self._global_noise: bool | None = None  # whether the network draws from torch's global RNG; unknown at first
-        self._row_bytes = 0
+        self._calls = SeededCalls()
+        self._row_bytes: dict[Any, int] = {}  # by shape and type of a row
 
     def extra_repr(self) -> str:
         """Settings for the module's printout."""
-        return f"{self.refinement}, input_range={self.input_range}, aggregate={self.aggregate}, gradient={self.gradient}"
+        return f"{self.refinement}, {self.input_range=}, {self.aggregate=}, {self.gradient=}".replace("self.", "")
 
     # Views
 
@@ -71,7 +72,7 @@ class JEMClassifier(nn.Module):
             self.network, refinement, self.input_range, self.energy, self.aggregate, gradient, self.seed,
             input_shape=self.input_shape, num_classes=self.num_classes, memory=self.memory, card=self.card,
         )  # fmt: skip
-        view.training, view.spent, view._global_noise = self.training, self.spent, self._global_noise
+        view.training, view.spent, view._calls = self.training, self.spent, self._calls
         return view
 
     def with_refinement(self, **changes: Any) -> "JEMClassifier":
@@ -86,22 +87,28 @@ class JEMClassifier(nn.Module):
 
     def reseed(self, seed: int) -> Self:
         """Restart the plain noise stream."""
-        self.seed, self._position = seed, 0
+        self.seed, self._position = as_seed(seed), 0
         return self
 
-    @contextmanager
-    def frozen_noise(self, seed: int = 0) -> Iterator[Self]:
-        """Within the block row i always gets noise (seed, i): a deterministic function. May be nested."""
-        self._frozen.append(seed)
-        try:
-            yield self
-        finally:
-            self._frozen.pop()
+    def frozen_noise(self, seed: int = 0) -> AbstractContextManager[Self]:
+        """Within the block row i always gets noise (seed, i): a deterministic function. Re-entrant."""
+        return SeedStack(self, self._frozen, seed)
 
     @property
     def deterministic(self) -> bool:
-        """Whether two calls on one image agree. A network with randomness of its own is known after its first call."""
-        return bool(self._frozen) or not (self.refinement.random or self._global_noise)
+        """Whether two calls on one image agree.
+
+        A network with randomness of its own is found out here if `input_shape` is known, else by `probe` or a call.
+        """
+        if self.input_shape is not None:
+            self.probe(torch.zeros(1, *self.input_shape, device=self.device))
+        return bool(self._frozen) or not (self.refinement.random or self._calls.random)
+
+    def probe(self, images: Any) -> None:
+        """Find out on one image whether the network has randomness of its own, unless that is known already."""
+        if self._calls.random is None and len(images):
+            with self._computing():
+                self._calls.probe(self._driven(), self._scaled(self._check(images[:1])))
 
     def _plain_key(self, count: int, device: torch.device) -> NoiseKey:
         begin, purpose, seed = (0, "frozen", self._frozen[-1]) if self._frozen else (self._position, "plain", self.seed)
@@ -118,15 +125,21 @@ class JEMClassifier(nn.Module):
     def forward(self, images: Any) -> Tensor:
         """(N, C, H, W) in [0, 1] -> logits (N, K), with the next noise of the plain stream."""
         x = self._check(images)
-        return self._aggregate(self._chain_logits(x, self._plain_key(len(x), x.device)))
+        return self._aggregated(self._chain_logits(x, self._plain_key(len(x), x.device)))
 
     def draw(self, images: Any, image_ids: Tensor, draw_ids: Tensor, purpose: str, seed: int) -> Tensor:
         """Logits (N, K) with keyed noise: image_ids, draw_ids int64 (N,); within frozen_noise that noise is used."""
         x = self._check(images)
         ids, draws = (torch.as_tensor(v, dtype=torch.int64, device=x.device) for v in (image_ids, draw_ids))
+        if ids.shape != (len(x),) or draws.shape != (len(x),):
+            shapes = tuple(ids.shape), tuple(draws.shape)
+            raise ValueError(f"expected image_ids and draw_ids of shape ({len(x)},), got {shapes}: one each an image")
         if self._frozen:
             draws, purpose, seed = torch.zeros_like(draws), "frozen", self._frozen[-1]
-        return self._aggregate(self._chain_logits(x, self._key(ids, draws, purpose, seed)))
+        return self._aggregated(self._chain_logits(x, self._key(ids, draws, purpose, seed)))
+
+    def _aggregated(self, logits: Tensor) -> Tensor:
+        return energy_functions.aggregate_chains(logits, self.aggregate)
 
     def refine(self, images: Any) -> Tensor:
         """Chains' last states (N, chains, C, H, W) in [0, 1] units, clipped only where the refinement clamps."""
@@ -135,7 +148,7 @@ class JEMClassifier(nn.Module):
         with self._computing():
             rows = torch.cat([state for state, _ in self._refined(x, key)] or [self._scaled(x)])
             low, high = self.input_range
-            return ((rows - low) / (high - low)).unflatten(0, (len(x), self.refinement.independent_chains))
+            return ((rows - low) / (high - low)).reshape(len(x), self.refinement.independent_chains, *x.shape[1:])
 
     def log_px(self, images: Any) -> Tensor:
         """Unnormalised log p(x) of the images themselves, unrefined: (N, C, H, W) -> (N,)."""
@@ -148,11 +161,12 @@ class JEMClassifier(nn.Module):
         x = self._check(images)
         y = check_labels(labels, len(x), self.num_classes).to(x.device)
         with self._computing():
-            return energy_functions.log_pxy(self._logits(self._scaled(x), None, 0), y)
+            logits = self._logits(self._scaled(x), None, 0)
+            y = check_labels(y.clone(), len(x), logits.shape[1])  # a clone here is no inference tensor
+            return energy_functions.log_pxy(logits, y)
 
     def _check(self, images: Any) -> Tensor:
-        x = check_images(images, self.input_shape)
-        return (x.clone() if x.is_inference() else x).to(self.device)
+        return check_images(images, self.input_shape).to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -167,20 +181,18 @@ class JEMClassifier(nn.Module):
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Eval mode, frozen parameters, no autocast, and outside inference mode, where the score needs a graph."""
-        inference = torch.is_inference_mode_enabled()
+        recording = torch.is_grad_enabled()
         with (
-            torch.inference_mode(False),
-            torch.no_grad() if inference else nullcontext(),
+            torch.inference_mode(False),  # this alone would switch gradients on
+            torch.set_grad_enabled(recording),
             torch.autocast(self.device.type, enabled=False),
             quiet(self.network, self.energy),
         ):
             yield
 
     def _scaled(self, images: Tensor) -> Tensor:
-        if torch.is_inference_mode_enabled() is False and images.is_inference():
-            images = images.clone()
         low, high = self.input_range
-        return low + (high - low) * images.to(self.dtype)
+        return (low + (high - low) * images.to(self.dtype)).contiguous()
 
     def _refined(self, images: Tensor, key: NoiseKey) -> Iterator[tuple[Tensor, NoiseKey]]:
         """Micro-batches of refined rows in network units, each with its noise key."""
@@ -196,7 +208,7 @@ class JEMClassifier(nn.Module):
             noise=lambda t: key.normal(t, tuple(rows.shape[1:]), rows.dtype),
             refinement=self.refinement,
             bounds=self.input_range,
-            quiet=partial(quiet, self.network, self.energy),
+            quiet=self._computing,
             spent=self.spent,
             kept_steps=kept,
         )
@@ -205,11 +217,12 @@ class JEMClassifier(nn.Module):
         """Rows per micro-batch and steps whose graphs are kept, so that both stay within half the memory budget."""
         if len(rows) == 0 or self.refinement.steps == 0:
             return MICRO_BATCH, 0
-        if not self._row_bytes:
+        like = (rows.shape[1:], rows.dtype)
+        if like not in self._row_bytes:
             probe = rows[:1].detach().repeat(2, 1, 1, 1)
-            self._row_bytes = graph_bytes(lambda x: self._log_density(x, None, 0), probe)
-        micro_batch = max(1, min(MICRO_BATCH, self.memory // (2 * self._row_bytes)))
-        return micro_batch, min(self.refinement.steps, self.memory // (2 * self._row_bytes * len(rows)))
+            self._row_bytes[like] = graph_bytes(lambda x: self._log_density(x, None, 0), probe)
+        affordable = self.memory // (2 * self._row_bytes[like])
+        return max(1, min(MICRO_BATCH, affordable)), min(self.refinement.steps, affordable // len(rows))
 
     def _chain_logits(self, images: Tensor, key: NoiseKey) -> Tensor:
         """Logits of every chain: (N, chains, K)."""
@@ -217,57 +230,43 @@ class JEMClassifier(nn.Module):
             steps = self.refinement.steps
             parts = [self._logits(rows, part, steps + 1) for rows, part in self._refined(images, key)]
             logits = torch.cat(parts) if parts else self._logits(self._scaled(images), None, 0)
-            return logits.unflatten(0, (len(images), self.refinement.independent_chains))
+            return logits.reshape(len(images), self.refinement.independent_chains, logits.shape[1])
 
     def _log_density(self, x: Tensor, key: NoiseKey | None, t: int) -> Tensor:
         if self.energy is None:
             return energy_functions.log_px(self._logits(x, key, t, count=False))
-        value: Tensor = self.energy(x)
-        if value.shape not in ((len(x),), (len(x), 1)):
-            raise ValueError(f"expected log p(x) of shape ({len(x)},) from the energy, got {tuple(value.shape)}")
-        return value.reshape(len(x))
+        value = self._call(self.energy, x, key, t)
+        if _shape(value) not in ((len(x),), (len(x), 1)):
+            raise ValueError(f"expected log p(x) of shape ({len(x)},) from the energy, got {_shape(value)}: check it")
+        return value.reshape(len(x))  # type: ignore[no-any-return]
 
     def _logits(self, x: Tensor, key: NoiseKey | None, t: int, count: bool = True) -> Tensor:
-        """The network on rows in its own units. A network that draws from the global RNG gets a seed of ours."""
+        """The network on rows in its own units."""
         if count:
             self.spent.forwards += len(x)
             if x.requires_grad:
                 x.register_hook(partial(self._count_backward, len(x)))
-        if self._global_noise is None and len(x):
-            self._global_noise = self._draws_globally(x[:1].detach())
-        with global_rng(key.global_seed(t) if key else 0, x.device) if self._global_noise else nullcontext():
-            logits = self.network(x)
-        classes = self.num_classes
-        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        if len(shape) != 2 or shape[0] != len(x) or (classes and shape[1] != classes):
+        logits, classes = self._call(self.network, x, key, t), self.num_classes
+        shape = _shape(logits)
+        if len(shape) != 2 or shape[0] != len(x) or shape[1] != (classes or shape[1]):
             raise ValueError(f"expected logits ({len(x)}, {classes or 'K'}) from the network, got {shape}: check it")
         return logits  # type: ignore[no-any-return]
 
-    def _draws_globally(self, x: Tensor) -> bool:
-        before = torch.get_rng_state()
-        with global_rng(None, x.device):
-            self.network(x)
-            drew = not torch.equal(before, torch.get_rng_state())
-        if drew:
-            warn(
-                "the network draws from torch's global random numbers: it gets seeded ones instead, and its results "
-                "may depend on the batch size; switch its own randomness off if you can",
-                stacklevel=2,
-            )
-        return drew
+    def _call(self, module: nn.Module, x: Tensor, key: NoiseKey | None, t: int) -> Any:
+        return self._calls(module, self._driven(), x, key, t)
+
+    def _driven(self) -> list[nn.Module]:
+        return [self.network] if self.energy is None else [self.network, self.energy]
 
     def _count_backward(self, rows: int, gradient: Tensor) -> None:
         self.spent.backwards += rows
 
-    def _aggregate(self, logits: Tensor) -> Tensor:
-        """(N, chains, K) -> (N, K). NaN in any chain stays NaN."""
-        mean = logits.mean(1)
-        if self.aggregate == "logits":
-            return mean
-        if self.aggregate == "probabilities":
-            return logits.log_softmax(2).logsumexp(1) - torch.tensor(logits.shape[1], dtype=logits.dtype).log()
-        votes = nn.functional.one_hot(logits.argmax(2), logits.shape[2]).to(logits.dtype).mean(1)
-        # log 0 would read as a broken network; the smallest normal number is as good as no vote.
-        shares = votes.clamp_min(torch.finfo(logits.dtype).tiny).log()
-        shares = torch.where(torch.isfinite(logits).all(2).all(1, keepdim=True), shares, torch.nan)
-        return mean + (shares - mean).detach() if mean.requires_grad else shares
+
+def _check_type(name: str, value: Any, kinds: Any) -> None:
+    if not isinstance(value, kinds):
+        wanted = "Refinement" if name == "refinement" else "nn.Module"
+        raise TypeError(f"expected {name} to be a {wanted}, got {type(value).__name__}: wrap or build one")
+
+
+def _shape(out: Any) -> tuple[Any, ...]:
+    return tuple(out.shape) if isinstance(out, Tensor) else (type(out).__name__,)

@@ -1,10 +1,12 @@
-"""A classifier's logits read as an energy model (Grathwohl et al. 2020, equations 4 to 6).
+"""A classifier's logits read as an energy model (Grathwohl et al. 2020, equations 4 to 6), and chains' logits as one.
 
-Every function takes logits (..., K) and is exact up to the unknown log Z, which is the same for all images.
+Densities are exact up to the unknown log Z, which is the same for all images.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+AGGREGATES = ("logits", "probabilities", "vote")
 
 
 def log_px(logits: Tensor) -> Tensor:
@@ -20,3 +22,20 @@ def log_pxy(logits: Tensor, labels: Tensor) -> Tensor:
 def log_py_given_x(logits: Tensor) -> Tensor:
     """Normalised log p(y|x) = log softmax f(x): (..., K) -> (..., K)."""
     return torch.log_softmax(logits, -1)
+
+
+def aggregate_chains(logits: Tensor, how: str) -> Tensor:
+    """Logits (N, chains, K) -> (N, K) by one of AGGREGATES: mean, log of the mean softmax, log of the vote shares.
+
+    NaN in any chain stays NaN. The vote has the derivative of the mean logits.
+    """
+    mean = logits.mean(1)
+    if how == "logits":
+        return mean
+    if how == "probabilities":
+        return logits.log_softmax(2).logsumexp(1) - torch.tensor(logits.shape[1], dtype=logits.dtype).log()
+    votes = nn.functional.one_hot(logits.argmax(2), logits.shape[2]).to(logits.dtype).mean(1)
+    # log 0 would read as a broken network; the smallest normal number is as good as no vote.
+    shares = votes.clamp_min(torch.finfo(logits.dtype).tiny).log()
+    shares = torch.where(torch.isfinite(logits).all(2).all(1, keepdim=True), shares, torch.nan)
+    return shares + (mean - mean.detach())

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from jem_robust.langevin import Noise, Refinement, clip_score, refine, score, start, step, step_noise
+from jem_robust.langevin import Noise, Refinement, clip_score, refine, score, score_graph, start, step, step_noise
 
 GRADIENTS = ("exact", "straight-through")
 
 
 @dataclass
 class Spent:
-    """Work done by a network, in rows (images x chains x draws): forwards, and input backwards (each costs about 1F)."""
+    """Work done by a network, in rows (images x chains x draws): forwards, and input backwards (about 1F each)."""
 
     forwards: int = 0
     backwards: int = 0
@@ -59,10 +59,7 @@ class Chain:
         """A leaf with the state and grad log p at it, with the graph between them."""
         self.spent.forwards += len(x)
         self.spent.backwards += len(x)
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            gradient = torch.autograd.grad(self.log_density(leaf, t).sum(), leaf, create_graph=True)[0]
-        return leaf, gradient
+        return score_graph(lambda state: self.log_density(state, t), x)
 
 
 def refine_rows(x: Tensor, chain: Chain, estimator: str) -> Tensor:
@@ -101,11 +98,10 @@ class _ExactChain(torch.autograd.Function):
             moved = step(x, gradient, step_noise(chain.noise, t, settings), settings)
             x = moved.clamp(*chain.bounds) if settings.clamp else moved
             ctx.inside.append(moved == x if settings.clamp else None)
-        # start() and a no-op clamp may hand x itself through, which autograd would take for an in-place view.
-        return x.clone() if settings.steps == 0 else x
+        return x
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
         chain: Chain = ctx.chain
         settings = chain.refinement
@@ -132,8 +128,17 @@ def _hessian_product(leaf: Tensor, gradient: Tensor, v: Tensor, settings: Refine
 
 @contextmanager
 def quiet(*modules: nn.Module | None) -> Iterator[None]:
-    """Modules in eval mode with frozen parameters; every flag is as before afterwards."""
+    """Modules in eval mode with frozen parameters; every flag is as before afterwards.
+
+    Tensors of a module built under inference_mode cannot be in a graph: normal copies stand in for them meanwhile.
+    """
     present = [module for module in modules if module is not None]
+    stores: list[dict[str, Any]] = [
+        s for module in present for m in module.modules() for s in (m._parameters, m._buffers)
+    ]
+    inference = [(s, name, t) for s in stores for name, t in s.items() if t is not None and t.is_inference()]
+    for store, name, tensor in inference:
+        store[name] = nn.Parameter(tensor.clone(), False) if isinstance(tensor, nn.Parameter) else tensor.clone()
     training = [m for module in present for m in module.modules() if m.training]
     learning = [p for module in present for p in module.parameters() if p.requires_grad]
     try:
@@ -143,6 +148,8 @@ def quiet(*modules: nn.Module | None) -> Iterator[None]:
             p.requires_grad_(False)
         yield
     finally:
+        for store, name, tensor in inference:
+            store[name] = tensor
         for m in training:
             m.training = True
         for p in learning:
@@ -163,11 +170,9 @@ def graph_bytes(log_density: Callable[[Tensor], Tensor], x: Tensor) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            leaf = rows.detach().requires_grad_()
-            gradient = torch.autograd.grad(log_density(leaf).sum(), leaf, create_graph=True)[0]
-            total = sum(seen.values())
-        del gradient
-        return total
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            kept = score_graph(log_density, rows.clone())  # a storage of just these rows
+        del kept  # only now: the storages of a living graph have different addresses
+        return sum(seen.values())
 
     return max(stored(x[:2]) - stored(x[:1]), x[0].numel() * x.element_size())

@@ -4,6 +4,7 @@ Images outside a network are float tensors (N, C, H, W) in [0, 1]; labels are in
 """
 
 import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def check_images(images: Any, shape: tuple[int, ...] | None = None) -> Tensor:
     images: tensor or array, float16 to float64. Values off by at most 1e-6 are clamped, the gradient passing through.
     shape: the (C, H, W) expected, if known. Raises TypeError for integers, ValueError for NaN, range or shape.
     """
-    x = images if isinstance(images, Tensor) else torch.as_tensor(np.array(images))
+    x = _as_tensor(images)
     if not x.is_floating_point():
         raise TypeError(f"expected floating point images in [0, 1], got {x.dtype}: divide by 255")
     if x.dim() != 4:
@@ -47,23 +48,37 @@ def check_images(images: Any, shape: tuple[int, ...] | None = None) -> Tensor:
     return x
 
 
+def _as_tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    array = np.array(values)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"expected numbers, got an array of {array.dtype}: convert it first")
+    return torch.as_tensor(array.astype(array.dtype.newbyteorder("=")))
+
+
 def check_labels(labels: Any, count: int, num_classes: int | None = None) -> Tensor:
     """Labels as an int64 tensor (count,): from integer tensors, arrays, lists, (N, 1) columns or one-hot rows.
 
     Raises TypeError for other types, ValueError for another length or labels outside 0..num_classes-1.
     """
-    y = labels if isinstance(labels, Tensor) else torch.as_tensor(np.array(labels))
-    y = y.detach()
+    y = _as_tensor(labels).detach()
+    if not (y.is_floating_point() or y.dtype == torch.bool or y.is_complex()):
+        y = y.to(torch.int64)  # torch computes little with other unsigned types than bytes
     if y.dim() == 2 and y.shape[1] > 1:
         hot = (y == 1).sum(1) == 1
         if not bool((hot & ((y != 0).sum(1) == 1)).all()):
-            raise ValueError(f"expected (N,), (N, 1) or one-hot labels, got {tuple(y.shape)} that are not one-hot")
+            raise ValueError(
+                f"expected (N,), (N, 1) or one-hot labels, got {tuple(y.shape)} that are not: renumber them"
+            )
         if num_classes is not None and y.shape[1] != num_classes:
-            raise ValueError(f"expected one-hot labels of {num_classes} classes, got {y.shape[1]} columns")
-        y = y.argmax(1)
+            raise ValueError(
+                f"expected one-hot labels of {num_classes} classes, got {y.shape[1]} columns: pass the classes"
+            )
+        y = y.to(torch.int64).argmax(1)
     elif y.dim() == 2:
         y = y[:, 0]
-    if y.numel() and (y.is_floating_point() or y.dtype == torch.bool or y.is_complex()):
+    if y.numel() and y.dtype != torch.int64:
         raise TypeError(f"expected integer labels, got {y.dtype}: convert them with .astype(int) or .long()")
     if y.dim() != 1 or len(y) != count:
         raise ValueError(f"expected {count} labels, one an image, got shape {tuple(y.shape)}: pass one label an image")
@@ -96,7 +111,7 @@ def load_images(source: str | Path, limit: int | None = None, split: str = "test
     if limit is not None and limit < 1:
         raise ValueError(f"expected a limit of at least 1, got {limit}: leave it out for all images")
     if split not in ("test", "train"):
-        raise ValueError(f"expected split 'test' or 'train', got {split!r}")
+        raise ValueError(f"expected split 'test' or 'train', got {split!r}: pass one of them")
     path = Path(EMBEDDED.get(str(source), source))
     raw, labels = _reader(path, str(source))(path, split)
     images = _to_unit_range(_channels_first(raw))
@@ -104,8 +119,9 @@ def load_images(source: str | Path, limit: int | None = None, split: str = "test
     if len(images) == 0:
         raise ValueError(f"expected at least one image in {source}, got none: pass another file or folder")
     if limit is not None:
-        order = balanced_order(labels)[:limit]
-        images, labels = images[order], labels[order]
+        # Embedded sets are stored in that order, of the whole test set, already.
+        order = np.arange(len(labels)) if str(source) in EMBEDDED else balanced_order(labels)
+        images, labels = images[order[:limit]], labels[order[:limit]]
     return torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels)
 
 
@@ -120,7 +136,7 @@ def _reader(path: Path, source: str) -> Reader:
             return _read_idx
         if any(path.glob("*_batch*.bin")):
             return _read_cifar10
-        if any(path.glob("*/*")):
+        if any(folder.is_dir() for folder in path.iterdir()):
             return _read_folder
     raise ValueError(
         f"expected {sorted(EMBEDDED)}, an .npz file or a folder of images, got {source!r}: check the name or path"
@@ -129,7 +145,7 @@ def _reader(path: Path, source: str) -> Reader:
 
 def _read_npz(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = {"images", "labels"} - set(archive.files)
             if missing:
                 raise ValueError(f"expected arrays images and labels in {path}, got {archive.files}: rename them")
@@ -151,9 +167,15 @@ def _read_idx(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
         found = sorted(path.glob(f"{prefix}-{kind}*-ubyte*"))
         if not found:
             raise ValueError(f"expected {prefix}-{kind}*-ubyte(.gz) in {path}, got none: check the folder")
-        data = gzip.decompress(found[0].read_bytes()) if found[0].suffix == ".gz" else found[0].read_bytes()
-        shape = np.frombuffer(data, ">u4", axes, 4)
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape([int(n) for n in shape])
+        data = found[0].read_bytes()
+        try:
+            data = gzip.decompress(data) if found[0].suffix == ".gz" else data
+            if data[:4] != bytes([0, 0, 8, axes]):
+                raise ValueError(f"no idx header of unsigned bytes with {axes} axes")
+            shape = np.frombuffer(data, ">u4", axes, 4)
+            return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape([int(n) for n in shape])
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise ValueError(f"expected a whole idx file, got {found[0]} ({error}): download it again") from error
 
     return array("images", 3), array("labels", 1)
 
@@ -162,25 +184,35 @@ def _read_cifar10(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     files = sorted(path.glob("test_batch.bin" if split == "test" else "data_batch_*.bin"))
     data = b"".join(file.read_bytes() for file in files)
     if not data or len(data) % CIFAR10_RECORD:
-        raise ValueError(f"expected whole CIFAR-10 records of {CIFAR10_RECORD} bytes in {path}, got {len(data)} bytes")
+        raise ValueError(
+            f"expected whole CIFAR-10 records of {CIFAR10_RECORD} bytes in {path}, got {len(data)} bytes: check it"
+        )
     records = np.frombuffer(data, np.uint8).reshape(-1, CIFAR10_RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def _read_folder(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    from PIL import Image
-
-    classes = sorted(folder for folder in path.iterdir() if folder.is_dir())
+    path = path / split if (path / split).is_dir() else path
+    classes = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     files = [(f, i) for i, c in enumerate(classes) for f in sorted(c.iterdir()) if f.suffix.lower() in SUFFIXES]
-    pictures = []
-    for file, _ in files:
-        with Image.open(file) as picture:
-            pictures.append(np.asarray(picture.convert("L" if picture.mode in ("1", "L") else "RGB")))
+    pictures = [_read_picture(file) for file, _ in files]
     shapes = {p.shape for p in pictures}
     if len(shapes) > 1:
         raise ValueError(f"expected pictures of one size and mode in {path}, got {sorted(shapes)}: resize them")
     labels = np.array([label for _, label in files], np.int64)
     return (np.stack(pictures) if pictures else np.zeros((0, 1, 1), np.uint8)), labels
+
+
+def _read_picture(file: Path) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if picture.mode[0] in "IF":
+                raise ValueError(f"its mode {picture.mode} has more than 8 bits")
+            return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a picture of 8 bits a channel, got {file} ({error}): convert it") from error
 
 
 def _channels_first(raw: NDArray[Any]) -> NDArray[Any]:
@@ -190,7 +222,9 @@ def _channels_first(raw: NDArray[Any]) -> NDArray[Any]:
         return raw
     if raw.ndim == 4 and raw.shape[3] in (1, 3):
         return np.moveaxis(raw, 3, 1)
-    raise ValueError(f"expected images (N, C, H, W), (N, H, W, C) or (N, H, W) with 1 or 3 channels, got {raw.shape}")
+    raise ValueError(
+        f"expected images (N, C, H, W), (N, H, W, C) or (N, H, W) with 1 or 3 channels, got {raw.shape}: move axes"
+    )
 
 
 def _to_unit_range(raw: NDArray[Any]) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ a noise scale s that do not satisfy s^2 = 2a; they are kept as two settings.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
+from numbers import Real
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ class Refinement:
                 raise ValueError(f"{name} must be at least {least}, got {value}: pass {least} or more")
         for name in ("step_size", "noise", "init_noise"):
             value = getattr(self, name)
-            if not isfinite(value) or value < 0:
+            if not _is_number(value) or value < 0:
                 raise ValueError(f"{name} must be finite and not negative, got {value!r}: pass 0 or more")
         bound = self.gradient_clamp
-        if bound is not None and not (isfinite(bound) and bound > 0):
-            raise ValueError(f"gradient_clamp must be positive, got {bound!r}: pass None for no clipping")
+        if bound is not None and not (_is_number(bound) and bound > 0):
+            raise ValueError(f"gradient_clamp must be finite and positive, got {bound!r}: pass None for no clipping")
 
     @classmethod
     def paper(cls, norm: str, steps: int) -> "Refinement":
@@ -59,8 +60,8 @@ class Refinement:
         return cls(steps=steps, init_noise=init_noise if steps else 0.0, chains=5 if steps else 1)
 
     def updated(self, **changes: Any) -> "Refinement":
-        """Copy with some settings changed; steps=0 also switches start noise and extra chains off unless asked for."""
-        if changes.get("steps", self.steps) == 0 and "init_noise" not in changes:
+        """Copy with some settings changed; steps=0 drops start noise and extra chains unless init_noise is given."""
+        if changes.get("steps") == 0 and "init_noise" not in changes:
             changes = {**changes, "init_noise": 0.0, "chains": 1}
         return replace(self, **changes)
 
@@ -75,19 +76,32 @@ class Refinement:
         return self.chains if self.random else 1
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
 def score(log_density: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """grad log p(x): states (R, C, H, W) -> (R, C, H, W), detached. Works below no_grad and inference_mode.
 
     Raises ValueError where the log density does not depend on x.
     """
+    return score_graph(log_density, x, create_graph=False)[1]
+
+
+def score_graph(log_density: Callable[[Tensor], Tensor], x: Tensor, create_graph: bool = True) -> tuple[Tensor, Tensor]:
+    """A leaf with the state and grad log p at it, with the graph between them unless told otherwise."""
     with torch.inference_mode(False), torch.enable_grad():
-        x = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
-        value = log_density(x)
-        if not value.requires_grad:
+        leaf = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
+        value = log_density(leaf.clone()).sum()  # a clone, for networks that compute in place
+        gradient = None
+        if value.requires_grad:
+            gradient = torch.autograd.grad(value, leaf, create_graph=create_graph, allow_unused=True)[0]
+        if gradient is None:
             raise ValueError(
-                "expected log p(x) to depend on x differentiably, got a constant: the network detaches its input"
+                "expected log p(x) to depend on x differentiably, got a constant: keep the network from detaching its "
+                "input, or refine with steps=0"
             )
-        return torch.autograd.grad(value.sum(), x)[0]
+        return leaf, gradient
 
 
 def clip_score(gradient: Tensor, refinement: Refinement) -> Tensor:

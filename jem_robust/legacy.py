@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from jem_robust.checkpoints import load_checkpoint, load_weights, read_card
-from jem_robust.networks import ARCHITECTURES, build_network
+from jem_robust.checkpoints import build_from, load_checkpoint, load_weights, read_card
+from jem_robust.networks import ARCHITECTURES
 from jem_robust.networks.wide_resnet import IMAGE_SIZE, infer_wide_resnet
 
 PICKLED = (".pt", ".pth", ".ckpt")
@@ -43,8 +43,7 @@ def load_foreign(
     if path.suffix.lower() == ".safetensors" and "architecture" in read_card(path):
         if architecture is not None or settings:
             raise ValueError(f"expected no architecture for {path}, whose card names one: leave it out")
-        with torch.random.fork_rng(devices=[]):
-            return load_checkpoint(path)
+        return load_checkpoint(path)
     weights = _strip_prefix(_read_weights(path, unsafe))
     if architecture in (None, WIDE_RESNET) and {"f.conv1.weight", "class_output.weight"} <= set(weights):
         architecture, settings = WIDE_RESNET, _inferred(weights, settings, path)
@@ -53,7 +52,8 @@ def load_foreign(
             f"expected the weights of the 2019 JEM code, got {path} with {_some(weights)}: "
             f"name the architecture, one of {sorted(ARCHITECTURES)}, and its settings"
         )
-    network = _build(architecture, settings)
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then overwritten
+        network = build_from({**settings, "name": architecture})
     if architecture == WIDE_RESNET:
         weights = _fit_unused_head(network, weights)
     load_weights(network, weights, str(path))
@@ -64,7 +64,7 @@ def _read_weights(path: Path, unsafe: bool) -> dict[str, Tensor]:
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if suffix in PICKLED:
         return _find_weights(_read_pickled(path, unsafe), path)
     raise ValueError(f"expected a file ending in {', '.join((*PICKLED, '.safetensors'))}, got {path}: rename it")
@@ -138,16 +138,6 @@ def _inferred(weights: Mapping[str, Tensor], settings: Mapping[str, Any], path: 
     if wrong:
         raise ValueError(f"expected settings that fit the shapes in {path}, {inferred}, got {wrong}: leave them out")
     return dict(inferred)
-
-
-def _build(architecture: str, settings: Mapping[str, Any]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then overwritten
-        try:
-            return build_network(architecture, **settings)
-        except (TypeError, RuntimeError) as error:
-            raise ValueError(
-                f"expected settings that make a {architecture}, got {dict(settings)} ({error}): correct them"
-            ) from error
 
 
 def _fit_unused_head(network: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

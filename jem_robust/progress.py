@@ -3,7 +3,7 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 LINE_EVERY_SECONDS = 10.0
 
@@ -11,14 +11,14 @@ LINE_EVERY_SECONDS = 10.0
 class Progress:
     """Counts work done towards `total` (in `unit`) and shows it on stderr while the block runs.
 
-    show=False shows nothing. On a terminal a bar is drawn; elsewhere a line is written every ten seconds and at the end.
+    show=False shows nothing. On a terminal it is a bar, elsewhere a line every ten seconds and at the end.
     """
 
     def __init__(self, total: float, description: str, unit: str = "it", show: bool = True, done: float = 0) -> None:
         self.total, self.description, self.unit, self.show = total, description, unit, show
         self.done = self.first = done
         self.figures = ""
-        self._bar = None
+        self._bar: Any = None
 
     def __enter__(self) -> Self:
         self._started = self._last_line = time.monotonic()
@@ -27,17 +27,23 @@ class Progress:
             from rich.console import Console
 
             self._bar = progress.Progress(
-                progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TaskProgressColumn(),
-                progress.TextColumn("{task.fields[rate]} eta"), progress.TimeRemainingColumn(elapsed_when_finished=True),
-                progress.TextColumn("{task.fields[figures]}"), console=Console(stderr=True),
-            )  # fmt: skip
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.TaskProgressColumn(),
+                progress.TextColumn("{task.fields[rate]} eta", markup=False),
+                progress.TimeRemainingColumn(elapsed_when_finished=True),
+                progress.TextColumn("{task.fields[figures]}", markup=False),
+                console=Console(stderr=True),
+            )
             self._bar.start()
             self._task = self._bar.add_task(
                 self.description, total=self.total, completed=self.done, rate="", figures=""
             )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self.show and kind is None:
@@ -60,7 +66,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Write a line of its own above the bar or between the plain lines."""
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         elif self.show:
             print(text, file=sys.stderr, flush=True)
 
@@ -72,8 +78,11 @@ class Progress:
 
     def _line(self) -> None:
         self._last_line = time.monotonic()
-        left = (self.total - self.done) / self._rate() if self._rate() > 0 else float("nan")
+        rate = self._rate()
+        left = f"{max(self.total - self.done, 0) / rate:.0f} s left" if rate > 0 else "time left unknown"
+        amount = f"{self.done:.6g}/{max(self.total, self.done):.6g}"
         print(
-            f"{self.description}: {self.done:.6g}/{self.total:.6g} {self._rate_text()}, {left:.0f} s left  {self.figures}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            f"{self.description}: {amount} {self._rate_text()}, {left}  {self.figures}".rstrip(),
+            file=sys.stderr,
+            flush=True,
+        )

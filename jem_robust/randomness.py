@@ -5,11 +5,13 @@ vectorised over rows with torch integers, followed by Box-Muller. Being counter-
 whatever batch, order or process it is computed.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import pi
-from typing import Literal
+from operator import index
+from typing import Any, Literal, TypeVar
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
+Module = Callable[[Tensor], Any]
+Owner = TypeVar("Owner")
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -82,7 +86,7 @@ class NoiseKey:
         block = torch.arange(-(-size // 4), device=self.ids.device).unsqueeze(0)
         # The words are random already, so xor-ing small numbers into them keeps different rows apart.
         bits = philox((block, w1 ^ step, w2, w3), (w0, w1))
-        return _box_muller(bits)[:, :size].to(dtype).reshape(-1, *shape)
+        return _box_muller(bits)[:, :size].to(dtype).reshape(len(self.ids), *shape)
 
     def global_seed(self, step: int = 0) -> int:
         """One seed for the whole batch, for networks that draw from torch's global generator."""
@@ -90,7 +94,16 @@ class NoiseKey:
         return int(sum(int((w * (i + 1)).sum()) << (7 * i) for i, w in enumerate(words)) + step) % 2**63
 
 
+def as_seed(seed: Any) -> int:
+    """A seed as a plain int, numpy's integers included. Raises TypeError for anything else."""
+    try:
+        return index(seed)
+    except TypeError as error:
+        raise TypeError(f"expected an integer seed, got {seed!r}: pass a whole number") from error
+
+
 def _seed_words(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    seed = as_seed(seed)
     return torch.full_like(like, seed & _MASK), torch.full_like(like, (seed >> 32) & _MASK)
 
 
@@ -105,10 +118,70 @@ def _box_muller(bits: Words) -> Tensor:
     )
 
 
+class SeedStack(AbstractContextManager[Owner]):
+    """A block during which a seed tops a stack; it gives `owner` and may be entered again, also from within."""
+
+    def __init__(self, owner: Owner, stack: list[int], seed: int) -> None:
+        self.owner, self.stack, self.seed = owner, stack, as_seed(seed)
+
+    def __enter__(self) -> Owner:
+        self.stack.append(self.seed)
+        return self.owner
+
+    def __exit__(self, *_: object) -> None:
+        self.stack.pop()
+
+
 @contextmanager
 def global_rng(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Run a block with torch's global RNG seeded, and put its state back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    """Run a block with torch's global RNG seeded, and put its state back afterwards; other devices are not touched."""
+    before = global_rng_state(device)
+    try:
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
         yield
+    finally:
+        torch.set_rng_state(before[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(before[1], device)
+
+
+def global_rng_state(device: torch.device) -> list[Tensor]:
+    """States of the global generators that a network on this device can draw from: the CPU's and the device's own."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+class SeededCalls:
+    """Calls modules with noise of ours where they draw from torch's global RNG, which the first call finds out."""
+
+    def __init__(self) -> None:
+        self.random: bool | None = None  # unknown at first
+
+    def __call__(self, module: Module, modules: Iterable[Module], x: Tensor, key: NoiseKey | None, step: int) -> Any:
+        """One of the modules on rows (R, ...). No rows are stood in for by one, as not every network takes none."""
+        rows = x if len(x) else torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self.probe(modules, rows):
+            seeded = global_rng(key.global_seed(step) if key else 0, x.device)
+        with seeded:
+            out = module(rows)
+        return out if len(x) or not isinstance(out, Tensor) else out[:0]
+
+    def probe(self, modules: Iterable[Module], x: Tensor) -> bool:
+        """Whether a module draws from torch's global RNG, tried once on one row; then there is a warning, too."""
+        if self.random is None:
+            before = global_rng_state(x.device)
+            with global_rng(None, x.device):
+                for module in modules:
+                    module(x[:1].detach().clone())
+                self.random = not all(map(torch.equal, before, global_rng_state(x.device)))
+            if self.random:
+                warn(
+                    "the network draws from torch's global random numbers: it gets seeded ones instead, and its "
+                    "results may depend on the batch size; switch its own randomness off if you can",
+                    stacklevel=2,
+                )
+        return self.random

@@ -91,7 +91,7 @@ def test_safetensors_without_card(tmp_path: Path, wide: Weights, layout: str) ->
 def test_named_2019_layout_and_settings_that_disagree(tmp_path: Path, wide: Weights) -> None:
     torch.save(wide, tmp_path / "model.pth")
     assert_same(load_foreign(str(tmp_path / "model.pth"), "wide-resnet", depth=10)[0], wide)
-    with pytest.raises(ValueError, match="expected settings that fit the shapes.*'width': 10"):
+    with pytest.raises(ValueError, match=r"expected settings that fit the shapes.*'width': 10"):
         load_foreign(tmp_path / "model.pth", "wide-resnet", width=10)
 
 
@@ -189,7 +189,7 @@ def test_pickles_are_not_executed(tmp_path: Path, wide: Weights, how: str) -> No
 def test_pickled_objects_with_unsafe(tmp_path: Path, wide: Weights) -> None:
     path = tmp_path / "model.pt"
     torch.save({"model_state_dict": wide, "args": argparse.Namespace(depth=10)}, path)
-    with pytest.raises(ValueError, match="argparse.Namespace.*--unsafe-load"):
+    with pytest.raises(ValueError, match=r"argparse.Namespace.*--unsafe-load"):
         load_foreign(path)
     assert_same(load_foreign(path, unsafe=True)[0], wide)
     module = build_network("wide-resnet", **WIDE)
@@ -207,7 +207,7 @@ def test_truncated_files(tmp_path: Path, wide: Weights, kind: str, keep: float, 
     path = write(wide, tmp_path / name, zipped=kind == "zip")
     whole = path.read_bytes()
     path.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
-    with pytest.raises(ValueError, match="expected a whole .*: copy") as caught:
+    with pytest.raises(ValueError, match=r"expected a whole .*: copy") as caught:
         load_foreign(path, unsafe=unsafe)
     assert str(path) in str(caught.value)
     assert "--unsafe-load" not in str(caught.value)
@@ -245,5 +245,5 @@ def test_other_contents(tmp_path: Path, content: object) -> None:
 @pytest.mark.parametrize("name", ["none.pt", "none.safetensors", "", "model.bin"])
 def test_no_checkpoint_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.bin").touch()
-    with pytest.raises(ValueError, match="expected a (checkpoint file|file ending in .pt)"):
+    with pytest.raises(ValueError, match=r"expected a (checkpoint file|file ending in .pt)"):
         load_foreign(tmp_path / name)

@@ -76,7 +76,7 @@ def test_wrn_28_10_is_the_default_and_has_its_size() -> None:
 
 
 def test_names_of_wrn_10_2() -> None:
-    layers = "f.conv1 f.linear energy_output class_output".split()
+    layers = ["f.conv1", "f.linear", "energy_output", "class_output"]
     layers += [f"f.layer{i}.0.{part}" for i in (1, 2, 3) for part in ("conv1", "conv2", "shortcut.0")]
     expected = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
     assert set(WideResNet(**SMALL).state_dict()) == expected

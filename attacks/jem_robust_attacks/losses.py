@@ -16,6 +16,15 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     return others.amax(1) - own
 
 
+def towards(classes: Tensor) -> Loss:
+    """The targeted margin z_t - z_y for target classes t (N,)."""
+
+    def targeted(logits: Tensor, labels: Tensor) -> Tensor:
+        return (logits.gather(1, classes.unsqueeze(1)) - logits.gather(1, labels.unsqueeze(1))).squeeze(1)
+
+    return targeted
+
+
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """-log softmax(z)[y]."""
     return F.cross_entropy(logits, labels, reduction="none")
@@ -42,12 +51,16 @@ def ascent_weights(logits: Tensor, labels: Tensor, loss: Loss, groups: int) -> t
 
     Rows are `groups` draws of the same n images, draw by draw; all draws of an image share one scale, which leaves the
     direction of its gradient as it is. In float64, since a float32 softmax saturates and would end the attack there;
-    where even that gives zero the margin takes over.
+    where even that gives zero the margin takes over. No loss changes when all logits rise together, so the label's
+    weight is minus the sum of the others: softmax(z)[y] - 1 would be rounded to 0 long before they are.
     """
     with torch.inference_mode(False), torch.enable_grad():
         z = logits.detach().double().requires_grad_()
         values = loss(z, labels)
         (weights,) = torch.autograd.grad(values.sum(), z)
         (fallback,) = torch.autograd.grad(margin(z, labels).sum(), z)
+    own = labels.unsqueeze(1)
+    weights = weights.scatter(1, own, 0.0)
+    weights = weights.scatter(1, own, -weights.sum(1, keepdim=True))
     size = weights.abs().view(groups, -1, z.shape[1]).amax((0, 2)).repeat(groups).unsqueeze(1)
     return torch.where(size > 0, weights / size, fallback).to(logits.dtype), values.detach()

@@ -1,6 +1,5 @@
 """Norms, distances, projections and epsilons. The 2-norm is the plain one of the difference, not RMS."""
 
-from fractions import Fraction
 from math import isfinite
 from typing import Any
 
@@ -26,8 +25,9 @@ def parse_epsilon(epsilon: Any) -> float:
     Raises ValueError for text that is no number, NaN, infinity, division by zero and negative values.
     """
     try:
-        text = str(epsilon).strip()
-        value = float(Fraction(text)) if "/" in text else float(text)
+        over, slash, under = str(epsilon).partition("/")
+        value, divisor = float(over), float(under) if slash else 1.0
+        value = value / divisor if isfinite(divisor) else float("nan")
     except (ValueError, ZeroDivisionError):
         value = float("nan")
     if not isfinite(value) or value < 0:
@@ -43,22 +43,34 @@ def spread(values: Tensor, like: Tensor) -> Tensor:
 def distance(a: Tensor, b: Tensor, norm: str) -> Tensor:
     """Distance of images (N, ...) in float64: (N,). l0 counts pixels, all channels of one place being one pixel."""
     difference = (a.double() - b.double()).abs()
-    if norm == "l0":
-        return (difference.amax(1) > 0).flatten(1).sum(1).double() if difference.numel() else difference.new_zeros(len(a))
     if not difference.numel():
         return difference.new_zeros(len(a))
+    if norm == "l0":
+        places = difference.amax(1) if difference.dim() > 2 else difference
+        return (places > 0).view(len(a), -1).sum(1).double()
     return difference.flatten(1).amax(1) if norm == "linf" else difference.flatten(1).norm(dim=1)
 
 
 def project(x: Tensor, center: Tensor, epsilon: float, norm: str, bounds: tuple[float, float]) -> Tensor:
-    """Nearest point (linf) or a point (l2) within epsilon of center (N, ...) and within bounds."""
-    delta = x - center
+    """Nearest point (linf) or a point (l2) within epsilon of center (N, ...) and within bounds, in the dtype of x.
+
+    In float64 and rounded towards center, for rounding alone can leave a small ball or one of many dimensions.
+    """
+    exact = center.double()
+    delta = x.double() - exact
     if norm == "linf":
         delta = delta.clamp(-epsilon, epsilon)
-    else:
-        length = delta.flatten(1).norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
+    elif delta.numel():
+        length = delta.flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
         delta = delta * spread((epsilon / length).clamp(max=1.0), delta)
-    return (center + delta).clamp(*bounds)
+    return rounded((exact + delta).clamp(*bounds), center, x.dtype)
+
+
+def rounded(x: Tensor, center: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in another dtype, rounded towards center (which that dtype can hold): never farther away than x was."""
+    near, middle = x.to(dtype), center.to(dtype)
+    away = torch.where(x >= center, near > x, near < x)
+    return torch.where(away, torch.nextafter(near, middle), near)
 
 
 def steepest(gradient: Tensor, norm: str) -> Tensor:

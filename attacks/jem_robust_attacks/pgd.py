@@ -4,20 +4,30 @@ EOT (expectation over transformation): Athalye et al. 2018.
 """
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Literal
+from warnings import warn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from jem_robust_attacks.ascent import Ascent, Best, nearest_classes
 from jem_robust_attacks.batch import Batch, Report
-from jem_robust_attacks.losses import LOSSES, ascent_weights, margin
-from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, project, random_offset, spread, steepest
+from jem_robust_attacks.losses import LOSSES, Loss, ascent_weights, margin, towards
+from jem_robust_attacks.norms import (
+    distance,
+    parse_epsilon,
+    parse_norm,
+    project,
+    random_offset,
+    rounded,
+    spread,
+    steepest,
+)  # fmt: skip
 from jem_robust_attacks.result import AttackResult
 
 EOT_CAP = 32
 EOT_AGREEMENT = 0.9
-EOT_PROBE_IMAGES = 8
 CONFIRM_DRAWS = 10
 RESTART = 1  # word that keys random starts
 
@@ -28,9 +38,12 @@ class PGD:
 
     norm: "linf" or "l2". steps: gradient steps a restart. restarts: the first starts at `starts` (default: the image),
     further ones at random in the ball. eot: draws averaged per gradient; "auto": 1 for a deterministic model, else
-    doubled until two half-means agree (cosine at least .9), at most 32. loss: "ce", "margin" or "dlr".
-    step_size: in image units, 2.5 * eps / steps by default. keep: images by best running loss that are handed over as
-    candidates beside each restart's last iterate. Raises ValueError on settings out of range.
+    doubled, for each image by itself, until two half-means agree (cosine at least .9), at most 32. loss: "ce", "margin"
+    or "dlr". step_size: in image units, 2.5 * eps / steps by default. keep: images by best running loss that are handed
+    over as candidates beside each restart's last iterate. targets: classes that what still stands after all restarts is
+    driven to, one after the other, linearly nearest first (Croce & Hein 2020 found targeted runs the strongest);
+    "auto": 3 for a deterministic model, where it is known what stands, none for a random one. early_stop: leave images
+    that surely fool a deterministic model. Raises ValueError on settings out of range.
     """
 
     norm: str = "linf"
@@ -40,141 +53,198 @@ class PGD:
     loss: str = "ce"
     step_size: float | None = None
     keep: int = 3
+    targets: int | Literal["auto"] = "auto"
+    early_stop: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "norm", parse_norm(self.norm))
         if self.loss not in LOSSES:
             raise ValueError(f"expected a loss out of {sorted(LOSSES)}, got {self.loss!r}")
-        for name in ("steps", "restarts", "keep"):
-            if getattr(self, name) < (0 if name == "keep" else 1):
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
-        if self.eot != "auto" and (not isinstance(self.eot, int) or self.eot < 1):
-            raise ValueError(f"expected eot 'auto' or a whole number from 1 up, got {self.eot!r}")
-        if self.step_size is not None and not self.step_size > 0:
-            raise ValueError(f"expected a positive step_size, got {self.step_size!r}: leave it out for 2.5*eps/steps")
+        for name, least in (("steps", 1), ("restarts", 1), ("keep", 0)):
+            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        for name, least in (("eot", 1), ("targets", 0)):
+            if getattr(self, name) != "auto":
+                object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+        if self.step_size is not None:
+            step_size = parse_epsilon(self.step_size)
+            if step_size == 0:
+                raise ValueError(
+                    f"expected a positive step_size, got {self.step_size!r}: leave it out for 2.5*eps/steps"
+                )
+            object.__setattr__(self, "step_size", step_size)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def __call__(
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
         starts: Tensor | None = None, progress: Report | None = None,
     ) -> AttackResult:  # fmt: skip
         """Attack images (N, C, H, W) of true labels (N,) within eps; success is a majority verdict on fresh draws."""
+        radius = _given(eps)
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
-        candidates, nonfinite = self._climb(batch, _given(eps), starts)
+        candidates = self._climb(batch, radius, starts)
         rows = torch.arange(len(batch.images), device=batch.images.device)
-        chosen = self._chosen(batch, candidates, rows)
-        # Choosing looked at these draws, so the verdict needs others; a clean image that is wrong needs no attack.
-        clean = batch.shares(batch.images, rows, CONFIRM_DRAWS)[0] >= 0.5
-        success = clean | (batch.shares(chosen, rows, CONFIRM_DRAWS)[0] >= 0.5)
-        moved = spread(success & ~clean, chosen)
-        adversarials = torch.where(moved, chosen, batch.images)
+        chosen = self._chosen(batch, torch.cat([batch.images.unsqueeze(1), candidates], 1), rows)
+        # Choosing looked at its draws, so the verdict needs others; and only one: a second chance would flatter.
+        success = batch.shares(chosen, rows, CONFIRM_DRAWS)[0] >= 0.5
+        adversarials = torch.where(spread(success, chosen), chosen, batch.images)
         distances = torch.where(success, distance(adversarials, batch.images, self.norm), torch.inf)
-        return AttackResult(adversarials, distances, success, batch.queries, candidates, nonfinite)
+        return AttackResult(adversarials, distances, success, batch.queries, candidates, batch.nonfinite)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def search(
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
         starts: Tensor | None = None, progress: Report | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Candidates (N, M, C, H, W) and nonfinite flags (N,), for a caller with a verdict of its own."""
-        return self._climb(Batch.of(model, images, labels, seed, image_ids, progress), _given(eps), starts)
+        radius = _given(eps)
+        batch = Batch.of(model, images, labels, seed, image_ids, progress)
+        return self._climb(batch, radius, starts), batch.nonfinite
 
-    def _chosen(self, batch: Batch, candidates: Tensor, rows: Tensor) -> Tensor:
-        """The candidate wrong most often, then of largest margin, on common fresh draws."""
+    def _chosen(self, batch: Batch, options: Tensor, rows: Tensor) -> Tensor:
+        """The option (N, M, ...) wrong most often, then of largest margin, on common fresh draws; option 0 is clean."""
         begin = batch.next_draw
         share, gap = [], []
-        for m in range(candidates.shape[1]):
+        for m in range(options.shape[1]):
             batch.next_draw = begin
-            s, g = batch.shares(candidates[:, m], rows, CONFIRM_DRAWS)
+            s, g = batch.shares(options[:, m], rows, CONFIRM_DRAWS)
             share.append(s)
             gap.append(g)
         shares, gaps = torch.stack(share), torch.stack(gap)
+        gaps[0] = torch.where(shares[0] >= 0.5, torch.inf, gaps[0])  # wrong as it is: nothing to gain by moving
         gaps = torch.where(shares == shares.amax(0), gaps, -torch.inf)
-        return candidates[rows, gaps.argmax(0)]
+        return options[rows, gaps.argmax(0)]
 
-    def _climb(self, batch: Batch, eps: float, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _climb(self, batch: Batch, eps: float, starts: Tensor | None) -> Tensor:
+        """Candidates (N, M, ...) in the dtype of the images; the search itself is in float32 at least."""
         images = batch.images
-        nonfinite = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        if starts is not None:
+            starts = _checked_starts(starts, images)
         if eps == 0 or len(images) == 0:
-            return images.unsqueeze(1).clone(), nonfinite
-        eot = self._eot(batch)
-        best = _Best(images, self.keep)
-        active = torch.ones_like(nonfinite)
-        lasts = []
-        for restart in range(self.restarts):
-            x = self._start(batch, eps, restart, starts)
-            for _ in range(self.steps):
-                rows = active.nonzero().squeeze(1)
-                if len(rows) == 0:
-                    break
-                gradient, value, fooled = self._gradient(batch, x[rows], rows, eot)
-                best.offer(rows, x[rows], value)
-                nonfinite[rows] |= ~torch.isfinite(gradient).flatten(1).all(1)
-                length = self.step_size or 2.5 * eps / self.steps
+            return images.unsqueeze(1).clone()
+        center = images.to(torch.promote_types(images.dtype, torch.float32))
+        ascent = Ascent(batch, center, eps, self._eot(batch, center), Best(center, self.keep))
+        lasts = [self._ascend(ascent, self._start(batch, center, eps, r, starts)) for r in range(self.restarts)]
+        if wanted := self._wanted_targets(batch):
+            lasts.append(self._targeted(ascent, wanted))
+        return rounded(torch.stack([*lasts, *ascent.best.images], 1), center.unsqueeze(1), images.dtype)
+
+    def _ascend(self, ascent: Ascent, x: Tensor, target: Tensor | None = None) -> Tensor:
+        """One run from x (N, ...), towards the classes target (N,) if given; returns the last iterates."""
+        batch, eot, active = ascent.batch, ascent.eot, ascent.active
+        length = self.step_size or 2.5 * ascent.eps / self.steps
+        for _ in range(self.steps):
+            # An image's draws are the same whatever other images need.
+            draws = batch.fresh(EOT_CAP if self.eot == "auto" else int(self.eot))
+            for count in sorted(set(eot[active].tolist())):
+                rows = (active & (eot == count)).nonzero().squeeze(1)
+                loss = LOSSES[self.loss] if target is None else towards(target[rows].repeat(count))
+                gradient, value, fooled = self._gradient(batch, x[rows], rows, draws[:count], loss)
+                if target is None:
+                    ascent.best.offer(rows, x[rows], value)
                 climbed = x[rows] + length * steepest(gradient, self.norm)
-                # What surely fools a deterministic model is done; moving on could only lose it.
-                x[rows] = torch.where(
-                    spread(fooled, climbed), x[rows], project(climbed, images[rows], eps, self.norm, batch.target.bounds)
-                )
-                active[rows[fooled]] = False
-            lasts.append(x)
-        return torch.stack([*lasts, *best.images], 1), nonfinite
+                moved = project(climbed, ascent.center[rows], ascent.eps, self.norm, batch.target.bounds)
+                if self.early_stop:  # what surely fools a deterministic model is done; moving on could only lose it
+                    moved = torch.where(spread(fooled, moved), x[rows], moved)
+                    active[rows[fooled]] = False
+                x[rows] = moved
+        return x
 
-    def _start(self, batch: Batch, eps: float, restart: int, starts: Tensor | None) -> Tensor:
-        images = batch.images
+    def _wanted_targets(self, batch: Batch) -> int:
+        if self.targets == "auto":
+            return 3 if batch.target.deterministic and self.early_stop else 0
+        return int(self.targets)
+
+    def _targeted(self, ascent: Ascent, wanted: int) -> Tensor:
+        """Where the targeted runs leave each image: the one that fooled the model, else the last (N, ...)."""
+        x = ascent.center.clone()
+        for target in nearest_classes(ascent, wanted, self.norm):
+            standing = ascent.active.clone()
+            x = torch.where(spread(standing, x), self._ascend(ascent, ascent.center.clone(), target), x)
+        return x
+
+    def _start(self, batch: Batch, center: Tensor, eps: float, restart: int, starts: Tensor | None) -> Tensor:
         if restart == 0:
-            x = images if starts is None else torch.as_tensor(starts).to(images)
+            x = center if starts is None else starts.to(center)
         else:
-            shape = tuple(images.shape[1:])
-            offsets = [random_offset(shape, eps, self.norm, batch.generator(i, RESTART, restart)) for i in range(len(images))]
-            x = images + torch.stack(offsets).to(images)
-        return project(x, images, eps, self.norm, batch.target.bounds).clone()
+            shape, n = tuple(center.shape[1:]), len(center)
+            offsets = [random_offset(shape, eps, self.norm, batch.generator(i, RESTART, restart)) for i in range(n)]
+            x = center + torch.stack(offsets).to(center)
+        return project(x, center, eps, self.norm, batch.target.bounds)
 
-    def _gradient(self, batch: Batch, x: Tensor, rows: Tensor, eot: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradient(
+        self, batch: Batch, x: Tensor, rows: Tensor, draws: range, loss: Loss
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Ascent direction (n, ...), mean loss (n,), and which rows surely fool a deterministic model (n,)."""
-        labels = batch.labels[rows].repeat(eot)
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = x.clone().requires_grad_()
-            logits = batch.logits(leaf, rows, batch.fresh(eot))
-            weights, values = ascent_weights(logits, labels, LOSSES[self.loss], eot)
-            (gradient,) = torch.autograd.grad(logits, leaf, weights)
-        value = values.view(eot, -1).mean(0)
+        labels = batch.labels[rows].repeat(len(draws))
+        with torch.enable_grad():
+            # At what would be handed over: of a float16 image the search knows more than float16 holds.
+            leaf = rounded(x, batch.images[rows], batch.images.dtype).to(x.dtype).requires_grad_()
+            logits = batch.logits(leaf, rows, draws)
+            weights, values = ascent_weights(logits, labels, loss, len(draws))
+            known = logits.requires_grad
+            gradient = torch.autograd.grad(logits, leaf, weights, allow_unused=True)[0] if known else None
+        if gradient is None:
+            warn(
+                "the model's logits carry no gradient back to its images, so PGD tries its starting points only: "
+                "remove no_grad or detach from the model, or use an attack that needs no gradient",
+                stacklevel=4,
+            )
+            gradient = torch.zeros_like(x)
+        batch.nonfinite[rows] |= ~torch.isfinite(gradient).flatten(1).all(1)
+        value = values.view(len(draws), -1).mean(0)
         if not batch.target.deterministic:
             return gradient, value, torch.zeros(len(rows), dtype=torch.bool, device=x.device)
         scale = 1e-5 * (1 + logits.detach().abs().amax(1))  # beyond what another batch size could round away
         return gradient, value, margin(logits.detach(), labels) > scale
 
-    def _eot(self, batch: Batch) -> int:
+    def _eot(self, batch: Batch, center: Tensor) -> Tensor:
+        """Draws to average for each image: (N,) int64."""
+        eot = torch.ones_like(batch.ids)
         if self.eot != "auto":
-            return self.eot
+            return eot * int(self.eot)
         if batch.target.deterministic:
-            return 1
-        rows = torch.arange(min(len(batch.images), EOT_PROBE_IMAGES), device=batch.images.device)
-        eot = 1
-        halves = [self._gradient(batch, batch.images[rows], rows, eot)[0].flatten(1) for _ in range(2)]
-        while eot < EOT_CAP and float(F.cosine_similarity(*halves).mean()) < EOT_AGREEMENT:
-            eot *= 2
-            halves = [sum(halves) / 2, self._gradient(batch, batch.images[rows], rows, eot)[0].flatten(1)]  # type: ignore[list-item]
-        return eot
+            return eot
+        draws = batch.fresh(2 * EOT_CAP)
 
+        def direction(rows: Tensor, part: range) -> Tensor:
+            return steepest(self._gradient(batch, center[rows], rows, part, LOSSES[self.loss])[0], "l2").flatten(1)
 
-class _Best:
-    """The few images of largest running loss."""
-
-    def __init__(self, images: Tensor, keep: int) -> None:
-        self.images = [images.clone() for _ in range(keep)]
-        self._values = torch.full((keep, len(images)), -torch.inf, dtype=torch.float64, device=images.device)
-
-    def offer(self, rows: Tensor, x: Tensor, value: Tensor) -> None:
-        """Let x (n, ...) of loss value (n,) take a place, pushing smaller ones down; NaN counts as the largest."""
-        value = torch.nan_to_num(value.double(), torch.inf)
-        for place, images in enumerate(self.images):
-            held_x, held = images[rows], self._values[place, rows]
-            better = value > held
-            images[rows] = torch.where(spread(better, x), x, held_x)
-            self._values[place, rows] = torch.where(better, value, held)
-            x, value = torch.where(spread(better, x), held_x, x), torch.where(better, held, value)
+        count, rows = 1, torch.arange(len(eot), device=eot.device)
+        first, second = direction(rows, draws[:1]), direction(rows, draws[1:2])
+        while True:
+            # Two zero halves (no gradient at all) would never agree.
+            unsure = ((first * second).sum(1) < EOT_AGREEMENT) & (first.any(1) | second.any(1))
+            rows = rows[unsure]
+            if len(rows) == 0 or count >= EOT_CAP:
+                return eot
+            first = steepest(first[unsure] + second[unsure], "l2")
+            count *= 2
+            eot[rows] = count
+            second = direction(rows, draws[count : 2 * count])
 
 
 def _given(eps: Any) -> float:
     if eps is None:
         raise ValueError("expected eps, got None: PGD searches within a ball, so pass its radius, e.g. 8/255")
     return parse_epsilon(eps)
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"expected {name} to be a whole number from {least} up, got {value!r}")
+    return number
+
+
+def _checked_starts(starts: Any, images: Tensor) -> Tensor:
+    x = torch.as_tensor(starts).detach()
+    if x.shape != images.shape:
+        raise ValueError(f"expected starts of the images' shape {tuple(images.shape)}, got {tuple(x.shape)}")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
+    return x

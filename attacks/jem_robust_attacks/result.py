@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttackResult:
-    """adversarials (N, C, H, W): where `success` (N,) is False, the original image. distances (N,): inf where it failed.
+    """adversarials (N, C, H, W): the original image where `success` (N,) is False. distances (N,): inf where failed.
 
     queries (N,) int64: draws spent. candidates (N, M, C, H, W) or None: what a verdict on fresh draws may choose from.
     nonfinite (N,) bool: the attack met a logit or gradient that is not finite.

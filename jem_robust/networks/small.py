@@ -25,6 +25,7 @@ class Block(nn.Module):
             self.conv2.weight.mul_(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, channels_in, H, W) -> (N, channels_out, H / stride, W / stride)."""
         residual: Tensor = self.conv2(F.silu(self.conv1(F.silu(x))))
         return residual + self.shortcut(x)  # type: ignore[no-any-return]
 
@@ -48,5 +49,6 @@ class SmallResNet(nn.Module):
             self.head.weight.mul_(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (N, C, H, W) -> logits (N, K)."""
         features = F.silu(self.blocks(self.stem(x)))
         return self.head(features.sum((2, 3)) / 4)  # type: ignore[no-any-return]

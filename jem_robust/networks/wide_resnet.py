@@ -76,6 +76,7 @@ class WideResNet(nn.Module):
         self.class_output = nn.Linear(64 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (N, C, 32, 32) -> logits (N, K)."""
         expected = (self.channels, IMAGE_SIZE, IMAGE_SIZE)
         if x.ndim != 4 or tuple(x.shape[1:]) != expected:
             raise ValueError(f"expected images (N, {', '.join(map(str, expected))}), got {tuple(x.shape)}: resize them")

@@ -41,6 +41,11 @@ class DivergenceGuard:
         """Remember a copy of a state."""
         self._snapshots.append(deepcopy(state))
 
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The newest remembered state."""
+        return self._snapshots[-1]
+
     def go_back(self) -> dict[str, Any]:
         """The oldest remembered state, on which further attempts build; forgets the others."""
         state = self._snapshots[0]

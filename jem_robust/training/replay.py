@@ -42,7 +42,7 @@ class ClassGaussianStarts:
             members = flat[self.labels == label]
             mean = members.mean(0)
             values, vectors = torch.linalg.eigh((members - mean).T.cov(correction=0))
-            keep = slice(-min(self.rank, len(values)), None)
+            keep = slice(len(values) - min(self.rank, len(values)), None)
             means.append(mean.float().view(shape))
             factors.append((vectors[:, keep] * values[keep].clamp_min(0).sqrt()).float())
         self.means, self.factors = torch.stack(means), torch.stack(factors)
@@ -84,4 +84,5 @@ class ReplayBuffer:
 
     def put_back(self, slots: Tensor, samples: Tensor) -> None:
         """Store the chains' last states."""
-        self.samples[slots] = samples
+        for slot, sample in zip(slots.tolist(), samples, strict=True):  # in order, for a slot may be drawn twice
+            self.samples[slot] = sample

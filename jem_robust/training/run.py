@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jem_robust.checkpoints import build_from
+from jem_robust.images import check_images, check_labels
 from jem_robust.langevin import Refinement
-from jem_robust.networks import build_network
 from jem_robust.training.trainer import Trainer, TrainingSettings
 
 
@@ -21,11 +22,13 @@ def train(
     images (N, C, H, W) in [0, 1] and labels (N,); out: folder of model.safetensors and training-state.pt.
     about: free entries of the card (name, description, data, licence, command). Raises DivergenceError, ValueError.
     """
-    shape, classes = tuple(images.shape[1:]), int(labels.max()) + 1
+    images = check_images(images)
+    labels = check_labels(labels, len(images))
+    shape, classes = tuple(images.shape[1:]), int(labels.max()) + 1 if len(labels) else 1
     design = {"name": architecture, "channels": shape[0], "num_classes": classes, "width": width}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        network = build_network(architecture, **{k: v for k, v in design.items() if k != "name"})
+        torch.default_generator.manual_seed(settings.seed)  # torch.manual_seed would reach into every GPU as well
+        network = build_from(design)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     card = {
         **(about or {}),

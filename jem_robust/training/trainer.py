@@ -1,6 +1,7 @@
 """The trainer: replay-buffer SGLD sampling, one optimizer step, guard, validation, checkpoints, resume."""
 
-from dataclasses import asdict, dataclass, field
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,61 +11,18 @@ from torch import Tensor, nn
 from jem_robust.checkpoints import save_checkpoint
 from jem_robust.energy import log_px
 from jem_robust.files import replacing
-from jem_robust.langevin import Refinement, refine, score
+from jem_robust.langevin import refine, score
 from jem_robust.progress import Progress
+from jem_robust.training.data import split
 from jem_robust.training.guard import DivergenceError, DivergenceGuard
 from jem_robust.training.objectives import OBJECTIVES
 from jem_robust.training.replay import ClassGaussianStarts, ReplayBuffer, UniformStarts
+from jem_robust.training.settings import TrainingSettings
+
+__all__ = ["DivergenceError", "Trainer", "TrainingSettings"]
 
 SNAPSHOT_EVERY = 200
 STATE_NAME = "training-state.pt"
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """All that decides a training run; goes into the checkpoint's card.
-
-    objective: "jem" (log p(y|x) + log p(x)) or "ce". data_noise: standard deviation of the noise on training images,
-    sampler: SGLD chain per iteration, both in network units. warmup: iterations of linear rise of the learning rate.
-    drops: (share of iterations, factor on the learning rate) pairs. restart: share of chains begun afresh.
-    precision: "bf16" or "float32" for sampling. gap_limit, retries, backoff: see DivergenceGuard; after a divergence
-    the learning rate is multiplied by backoff, at most `retries` times.
-    """
-
-    objective: str = "jem"
-    iterations: int = 4000
-    batch_size: int = 64
-    learning_rate: float = 5e-4
-    warmup: int = 500
-    drops: tuple[tuple[float, float], ...] = ((0.6, 0.3), (0.85, 0.1))
-    data_noise: float = 0.05
-    starts: str = "class-gaussian"
-    buffer_size: int = 10_000
-    restart: float = 0.05
-    sampler: Refinement = field(default_factory=lambda: Refinement(10, 1.0, 0.01, chains=1, clamp=True))
-    input_range: tuple[float, float] = (-1.0, 1.0)
-    precision: str = "bf16"
-    validation_images: int = 5000
-    validate_every: int = 500
-    gap_limit: float = 3.0
-    retries: int = 3
-    backoff: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        choices = {"objective": tuple(OBJECTIVES), "starts": ("class-gaussian", "uniform"), "precision": ("bf16", "float32")}  # fmt: skip
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"expected {name} out of {allowed}, got {getattr(self, name)!r}")
-        for name in ("iterations", "batch_size", "buffer_size", "validation_images", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
-
-    def rate(self, iteration: int) -> float:
-        """Learning rate of an iteration, counted from 0."""
-        factor = min(1.0, (iteration + 1) / self.warmup) if self.warmup else 1.0
-        passed = [f for share, f in self.drops if iteration >= share * self.iterations]
-        return self.learning_rate * factor * (passed[-1] if passed else 1.0)
 
 
 class Trainer:
@@ -72,7 +30,8 @@ class Trainer:
 
     card: what the checkpoint's card says beside settings and metrics (name, architecture, licence...). Files in `out`:
     model.safetensors (best validation accuracy among healthy states) and training-state.pt (for resume).
-    Raises DivergenceError after `retries` divergences; the last good model.safetensors stays.
+    Raises DivergenceError after `retries` divergences, where the last good model.safetensors stays, and ValueError or
+    TypeError for data that cannot be trained on.
     """
 
     def __init__(
@@ -80,16 +39,8 @@ class Trainer:
         card: dict[str, Any], show: bool = True,
     ) -> None:  # fmt: skip
         self.network, self.settings, self.out, self.card, self.show = network, settings, Path(out), card, show
-        if len(images) <= settings.validation_images:
-            raise ValueError(
-                f"expected more than {settings.validation_images} images to hold that many back for validation, got {len(images)}"
-            )
-        low, high = settings.input_range
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(settings.seed))
-        held, kept = order[: settings.validation_images], order[settings.validation_images :]
-        scaled = low + (high - low) * images
-        self.images, self.labels = scaled[kept], labels[kept]
-        self.validation_images, self.validation_labels = scaled[held], labels[held]
+        data = split(images, labels, settings)
+        self.images, self.labels, self.validation_images, self.validation_labels = data
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.objective = OBJECTIVES[settings.objective]
         self.optimizer = torch.optim.Adam(network.parameters(), settings.learning_rate)
@@ -111,6 +62,8 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Train to the last iteration and return the best checkpoint's metrics. An interrupt saves before it leaves."""
         total = self.settings.iterations
+        self.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=self.out).close()  # better an error now than after an hour
         self.guard.keep(self.state())
         with Progress(total, f"training {self.settings.objective}", show=self.show, done=self.iteration) as progress:
             try:
@@ -125,10 +78,17 @@ class Trainer:
                     if self.iteration % self.settings.validate_every == 0 or self.iteration == total:
                         self._validate_and_save(progress, figures)
                     progress.done = self.iteration - 1
-                    progress.advance(1, **figures, validation=self.metrics.get("validation_accuracy", float("nan")))
+                    progress.advance(
+                        1, None, **figures, validation=self.metrics.get("validation_accuracy", float("nan"))
+                    )
             except KeyboardInterrupt:
                 self.save_state()
                 raise
+        if self.best < 0:
+            raise DivergenceError(
+                f"training ended without one healthy validation, energy gap {self.guard.smoothed:+.3g}: "
+                "no model was saved; lower the learning rate, train longer or raise gap_limit"
+            )
         return self.metrics
 
     def _iterate(self) -> dict[str, float]:
@@ -140,11 +100,10 @@ class Trainer:
         self.network.train()
         both = images if samples is None else torch.cat([images, samples])
         logits = self.network(both.contiguous(memory_format=torch.channels_last))
-        loss, figures = self.objective.loss(
-            logits[: len(images)], labels, logits[len(images) :] if samples is not None else None
-        )
+        of_samples = logits[len(images) :] if samples is not None else None
+        loss, figures = self.objective.loss(logits[: len(images)], labels, of_samples, s.gap_penalty)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for group in self.optimizer.param_groups:
             group["lr"] = s.rate(self.iteration) * self.rate_factor
         self.optimizer.step()
@@ -173,8 +132,10 @@ class Trainer:
         return samples
 
     def _is_healthy(self, figures: dict[str, float]) -> bool:
-        weights_finite = all(bool(torch.isfinite(p).all()) for p in self.network.parameters())
-        return weights_finite and self.guard.healthy(figures["loss"], figures.get("gap", 0.0))
+        return self._weights_finite() and self.guard.healthy(figures["loss"], figures.get("gap", 0.0))
+
+    def _weights_finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.network.parameters())
 
     def _recover(self, progress: Progress, figures: dict[str, float]) -> None:
         self.divergences += 1
@@ -213,7 +174,8 @@ class Trainer:
             self.best = accuracy
             self.metrics = {"validation_accuracy": accuracy, "iteration": self.iteration, "gap": gap}
             training = {**asdict(self.settings), "threads": torch.get_num_threads(), "divergences": self.divergences}
-            save_checkpoint(self.out / "model.safetensors", self.network, {**self.card, "training": training, "metrics": self.metrics})  # fmt: skip
+            card = {**self.card, "training": training, "metrics": self.metrics}
+            save_checkpoint(self.out / "model.safetensors", self.network, card)
         self.save_state()
 
     def state(self) -> dict[str, Any]:
@@ -229,6 +191,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "buffer": self.buffer.samples if self.buffer is not None else torch.empty(0),
+            "images": len(self.images),
             "settings": {k: str(v) for k, v in asdict(self.settings).items()},
         }
 
@@ -246,18 +209,32 @@ class Trainer:
             self.buffer.samples = state["buffer"]
 
     def save_state(self) -> None:
-        """Write training-state.pt (tensors and numbers only: loads with weights_only=True)."""
+        """Write training-state.pt (tensors and numbers only: loads with weights_only=True); a sound state, if need be
+        an earlier one, since an interrupt can come while a run is diverging."""
+        sound = self.guard.calm and self._weights_finite()
+        if self.buffer is not None:
+            sound = sound and bool(torch.isfinite(self.buffer.samples).all())
         with replacing(self.out / STATE_NAME) as temporary:
-            torch.save(self.state(), temporary)
+            torch.save(self.state() if sound else self.guard.latest, temporary)
 
     def resume(self) -> None:
-        """Continue from training-state.pt in `out`. Raises ValueError if it belongs to other settings."""
+        """Continue from training-state.pt in `out`. Raises ValueError if it is no such file or of another run."""
         path = self.out / STATE_NAME
-        if not path.exists():
+        if not path.is_file():
             raise ValueError(f"expected {path} to resume from, got no such file: start without resuming")
-        state = torch.load(path, weights_only=True)
+        try:
+            state = torch.load(path, weights_only=True)
+            settings, images = state["settings"], state.get("images", len(self.images))
+        except Exception as error:  # a damaged pickle can raise anything
+            raise ValueError(f"expected a whole training state, got {path}: start without resuming") from error
         mine = {k: str(v) for k, v in asdict(self.settings).items()}
-        changed = sorted(k for k in mine if mine[k] != state["settings"].get(k) and k != "iterations")
+        changed = sorted(k for k in mine if mine[k] != settings.get(k) and k != "iterations")
+        changed += ["images"] if images != len(self.images) else []
         if changed:
             raise ValueError(f"expected the settings the run was begun with, got others for {changed}: use the same")
-        self.load_state(state)
+        try:
+            self.load_state(state)
+        except (RuntimeError, KeyError) as error:
+            raise ValueError(
+                f"expected {path} to fit this network, got another one's ({error}): use the same"
+            ) from error

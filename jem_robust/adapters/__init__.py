@@ -1,0 +1,1 @@
+"""Adapters for ART, Foolbox, torchattacks and AutoAttack: the only modules that import them."""

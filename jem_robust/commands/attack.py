@@ -1,0 +1,217 @@
+"""`jem-robust attack`: robustness of a model, from one command."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jem_robust.commands.presets import PRESETS, settings
+from jem_robust.commands.types import EOT, Epsilons, Memory, Norm, config_option
+
+if TYPE_CHECKING:
+    from jem_robust.classifier import JEMClassifier
+    from jem_robust.evaluation.curve import RobustnessCurve
+
+TUNED = (
+    "eps", "limit", "iterations", "restarts", "eot", "attack_chains", "keep", "select_draws", "draws", "max_queries",
+)  # fmt: skip
+
+EXAMPLE = """
+\b
+Example:
+  jem-robust attack --norm linf --steps 10 --eps 4/255,8/255
+"""
+
+
+@click.command("attack", epilog=EXAMPLE)
+@config_option
+@click.option(
+    "--norm",
+    type=Norm("linf", "l2", "l0"),
+    default="linf",
+    show_default=True,
+    help="Norm of the perturbation: linf or l2 (l0: pixels, for pointwise).",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(0),
+    metavar="K",
+    help="SGLD steps of the classifier before it classifies (0: plain).  [default: the model's]",
+)
+@click.option("--eps", type=Epsilons(), help="Perturbation sizes in [0, 1] pixel units, e.g. 2/255,8/255; 0 is added.")
+@click.option(
+    "--attack",
+    "attack",
+    multiple=True,
+    metavar="NAME",
+    help="transfer (attack k = 0), pgd, boundary, pointwise, rays, square; repeat for the per-image worst "
+    "case.  [default: transfer and pgd; pgd alone for K = 0]",
+)
+@click.option(
+    "--gradient",
+    type=click.Choice(["exact", "straight-through"]),
+    default="exact",
+    show_default=True,
+    help="How attacks differentiate the refinement.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="quick",
+    show_default=True,
+    help="Sizes of everything below: quick (minutes on 2 cores), standard, paper (2019: 300 images, 40 "
+    "iterations, 20 restarts; days on 2 cores).",
+)
+@click.option("--iterations", type=click.IntRange(1), help="Gradient steps of the attack.")
+@click.option("--restarts", type=click.IntRange(1), help="Starts of the attack, the first at the image.")
+@click.option("--eot", type=EOT(), help="Draws averaged per attack gradient; auto: as many as the gradient needs.")
+@click.option(
+    "--loss",
+    type=click.Choice(["ce", "margin", "dlr"]),
+    default="ce",
+    show_default=True,
+    help="Loss that gradient attacks climb.",
+)
+@click.option("--max-queries", type=click.IntRange(1), help="Draws a black-box attack may spend per image.")
+@click.option("--chains", type=click.IntRange(1), help="Chains the classifier averages.  [default: the model's]")
+@click.option("--attack-chains", type=click.IntRange(1), help="Chains run per attack gradient.")
+@click.option("--draws", type=click.IntRange(1), help="Fresh draws on which each image is judged.")
+@click.option("--select-draws", type=click.IntRange(1), help="Draws on which the worst candidate is selected.")
+@click.option("--keep", type=click.IntRange(0), help="Best candidates by loss an attack hands over beside its last.")
+@click.option("--limit", type=click.IntRange(1), help="Number of test images, class-balanced.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all noise.")
+@click.option(
+    "--model",
+    default="jem-fashion-mnist",
+    show_default=True,
+    metavar="NAME|FILE|MODULE:FACTORY",
+    help="Embedded name, checkpoint (.safetensors, 2019 .pt) or factory.",
+)
+@click.option("--architecture", metavar="NAME", help="Network of a checkpoint without a card.")
+@click.option("--unsafe-load", is_flag=True, help="Unpickle a checkpoint: runs whatever code it holds.")
+@click.option(
+    "--data",
+    default="fashion-mnist",
+    show_default=True,
+    metavar="NAME|PATH",
+    help="Embedded name, .npz (images, labels), image folder, idx or CIFAR-10 binary folder.",
+)
+@click.option("--device", default="cpu", show_default=True, help="Torch device.")
+@click.option("--memory", type=Memory(), default="1GB", show_default=True, help="Budget of the attack's graphs.")
+@click.option("--batch-size", type=click.IntRange(1), help="Images attacked at once.  [default: 64]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Folder for the results.  [default: jem-robust-results/MODEL-kK-NORM]",
+)
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run of the same settings in --out.")
+@click.option("--estimate", is_flag=True, help="Print expected forwards, time and memory, and stop.")
+@click.option("--strict", is_flag=True, help="Exit 3 if a warning stands.")
+def command(**options: Any) -> int:
+    """Attack a classifier and print its accuracy over perturbation size, judged on fresh noise.
+
+    Writes result.json, adversarials.npz (every judged image) and curve.png.
+    """
+    norm = options["norm"]
+    chosen = settings(options["preset"], norm, {name: options[name] for name in TUNED})
+    options = {**options, **chosen}
+    model = load(options)
+    from jem_robust.images import load_images
+
+    images, labels = load_images(options["data"], options["limit"])
+    options["attack"] = list(options["attack"]) or (["transfer", "pgd"] if model.refinement.steps else ["pgd"])
+    options["eps"] = sorted({0.0, *options["eps"]})
+    name = Path(str(model.card.get("name", "model"))).stem
+    out = Path(options["out"] or f"jem-robust-results/{name}-k{model.refinement.steps}-{norm}")
+    options["out"] = str(out)
+    if options.pop("estimate"):
+        from jem_robust.commands.report import print_estimate
+
+        print_estimate(model, images, labels, evaluation_arguments(options))
+        return 0
+    check_writable(out)
+    curve = measure(model, images, labels, options, out)
+    from jem_robust.commands.report import print_curve
+
+    print_curve(curve, [out / f for f in ("result.json", "adversarials.npz", "curve.png")])
+    return 3 if options["strict"] and curve.warnings else 0
+
+
+def load(options: dict[str, Any]) -> "JEMClassifier":
+    """The model the options ask for."""
+    from jem_robust.models import load_model
+
+    model = load_model(
+        options["model"], options["steps"], gradient=options["gradient"], seed=options["seed"],
+        device=options["device"], memory=options["memory"], architecture=options["architecture"],
+        unsafe=options["unsafe_load"],
+    )  # fmt: skip
+    return model.with_refinement(chains=options["chains"]) if options["chains"] else model
+
+
+def evaluation_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of jem_robust.evaluate from the options."""
+    from jem_robust.evaluation.members import from_name
+
+    taken = {k: options[k] for k in ("iterations", "restarts", "eot", "loss", "keep", "max_queries")}
+    return {
+        "norm": options["norm"],
+        "epsilons": options["eps"],
+        "attacks": [from_name(name, options["norm"], **taken) for name in options["attack"]],
+        "draws": options["draws"],
+        "select_draws": options["select_draws"],
+        "seed": options["seed"],
+        "batch_size": options["batch_size"],
+        "attack_chains": options["attack_chains"],
+    }
+
+
+def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: Path) -> "RobustnessCurve":
+    """Evaluate, saving after every eps; an interrupt leaves what was finished, to be resumed."""
+    from jem_robust.evaluation.curve import RobustnessCurve
+    from jem_robust.evaluation.estimate import estimate
+    from jem_robust.evaluation.robustness import evaluate
+
+    arguments = evaluation_arguments(options)
+    kept = {k: v for k, v in options.items() if k not in ("resume", "strict")}
+
+    def save(curve: "RobustnessCurve") -> None:
+        curve.about["command"] = {"name": "attack", "options": kept}
+        curve.save(out)
+
+    earlier = RobustnessCurve.load(out) if options["resume"] else None
+    if earlier is not None and earlier.about.get("command", {}).get("options") != _through_json(kept):
+        raise ValueError(f"expected the settings of the partial result in {out}, got others: repeat its command")
+    work = estimate(model, images, labels, probe_images=4, **arguments).rows
+    try:
+        return evaluate(
+            model, images, labels, **arguments, progress=True, resume=earlier, on_epsilon=save, expected_work=work
+        )
+    except KeyboardInterrupt:
+        if (out / "result.json").exists():
+            click.echo(
+                f"What was finished is in {out}; go on with: jem-robust attack --config {out}/result.json --resume",
+                err=True,
+            )
+        raise
+
+
+def _through_json(value: Any) -> Any:
+    import json
+
+    return json.loads(json.dumps(value))
+
+
+def check_writable(out: Path) -> None:
+    """Find out before a long run, not after it, that results cannot be written. ValueError says so."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        if not os.access(out, os.W_OK):
+            raise PermissionError("no write permission")
+    except OSError as error:
+        raise ValueError(f"expected a folder that can be written, got {out} ({error}): pass another --out") from error

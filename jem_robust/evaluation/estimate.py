@@ -1,0 +1,103 @@
+"""What an evaluation will cost, from one draw and one gradient measured on the spot."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jem_robust.evaluation.members import Member, resolve
+from jem_robust.gradients import Spent
+from jem_robust.images import check_images, check_labels
+from jem_robust_attacks.losses import margin
+from jem_robust_attacks.norms import parse_norm
+from jem_robust_attacks.target import Target, as_target
+
+STANDING = 0.65  # share of images still worth attacking, on average over attacks and epsilons
+IMPROVED = 0.6  # share of images whose candidate changes at an eps and has to be judged anew
+EOT_GUESS = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rows (forwards and backwards of the network) and seconds."""
+
+    rows: float
+    seconds: float
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.rows + other.rows, self.seconds + other.seconds)
+
+    def times(self, factor: float) -> "Cost":
+        """Cost of doing it `factor` times."""
+        return Cost(self.rows * factor, self.seconds * factor)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """rows: network forwards and backwards; seconds; memory: bytes of the process at its peak; probed: images tried."""
+
+    rows: float
+    seconds: float
+    memory: int
+    probed: int
+
+
+def estimate(
+    model: Any, images: Any, labels: Any, *, norm: str, epsilons: list[float], attacks: list[Any], draws: int,
+    select_draws: int, seed: int, batch_size: int | None, attack_chains: int | None, probe_images: int,
+) -> Estimate:  # fmt: skip
+    """Cost of the evaluation with these arguments, see `evaluate`; measures on the first `probe_images` images."""
+    x = check_images(images, getattr(model, "input_shape", None))[:probe_images].to(getattr(model, "device", "cpu"))
+    y = check_labels(labels, len(images), getattr(model, "num_classes", None))[:probe_images].to(x.device)
+    if len(x) == 0:
+        raise ValueError("expected at least one image, got none: check the data and the limit")
+    target = as_target(model, x)
+    draw = _measured(model, len(x), lambda: _draw(target, x, seed))
+    select, judge = (1, 1) if target.deterministic else (select_draws, draws)
+    total = draw.times(select + judge)
+    for eps in epsilons:
+        for member in resolve(attacks, model, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains):
+            if eps > 0:
+                total += _member_cost(model, member, x, y, seed, draw, select).times(STANDING)
+                total += draw.times(judge * IMPROVED)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Estimate(total.rows * len(images), total.seconds * len(images), peak, len(x))
+
+
+def _member_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, draw: Cost, select: int) -> Cost:
+    """Cost per image of one attack at one eps, its candidates' selection included."""
+    attack = member.attack
+    if hasattr(attack, "restarts"):  # a gradient attack
+        auto = 1 if member.target.deterministic else EOT_GUESS
+        eot = auto if attack.eot == "auto" else attack.eot
+        gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
+        candidates = attack.restarts + min(attack.keep, 1) * attack.keep
+        return gradient.times(attack.steps * attack.restarts * eot) + draw.times(candidates * select)
+    return draw.times(getattr(attack, "max_queries", 1000) + select)
+
+
+def _measured(model: Any, count: int, work: Callable[[], object]) -> Cost:
+    before = copy(getattr(model, "spent", Spent()))
+    begin = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - begin
+    spent = getattr(model, "spent", Spent()).since(before)
+    return Cost((spent.forwards + spent.backwards or count) / count, seconds / count)
+
+
+def _draw(target: Target, x: Tensor, seed: int) -> Tensor:
+    ids = torch.arange(len(x), device=x.device)
+    with torch.no_grad():
+        return target.draw(x, ids, torch.zeros_like(ids), "plain", seed)
+
+
+def _gradient(target: Target, x: Tensor, y: Tensor, seed: int) -> Tensor:
+    ids = torch.arange(len(x), device=x.device)
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(margin(target.draw(leaf, ids, torch.zeros_like(ids), "plain", seed), y).sum(), leaf)[0]

@@ -1,0 +1,124 @@
+"""The attacks of an evaluation: an attack object, the view of the model it runs on, and the name it is reported by."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jem_robust_attacks
+from jem_robust_attacks.norms import distance, project, spread
+from jem_robust_attacks.target import Target, as_target
+
+KINDS: dict[str, str] = {
+    "pgd": "PGD", "boundary": "BoundaryAttack", "pointwise": "PointwiseAttack", "rays": "RayS", "square": "Square",
+}  # fmt: skip
+NAMES = ("transfer", *KINDS)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One attack of an evaluation. target: what it attacks, not necessarily what is judged."""
+
+    name: str
+    attack: Any
+    target: Target
+
+    @property
+    def minimizes(self) -> bool:
+        """Whether the attack looks for the smallest distance once, rather than within a given eps."""
+        return bool(getattr(self.attack, "minimizes", False))
+
+    def candidates(
+        self, images: Tensor, labels: Tensor, eps: float | None, seed: int, ids: Tensor, starts: Tensor,
+        report: Callable[[int], None],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Candidates (N, M, C, H, W) as float32 can hold them, and non-finite flags (N,)."""
+        run = getattr(self.attack, "search", None)
+        if run is not None:
+            found, nonfinite = run(self.target, images, labels, eps, seed, ids, starts, report)
+        else:
+            result = self.attack(self.target, images, labels, eps, seed, ids, starts, report)
+            found = result.candidates if result.candidates is not None else result.adversarials.unsqueeze(1)
+            nonfinite = result.nonfinite
+        if nonfinite is None:
+            nonfinite = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        broken = ~torch.isfinite(found).flatten(2).all(2) if len(images) else nonfinite.unsqueeze(1)
+        found = torch.where(broken.view(*broken.shape, 1, 1, 1), images.unsqueeze(1), found)
+        return found.float().to(images.dtype), nonfinite.to(images.device)
+
+
+def within(candidate: Tensor, images: Tensor, eps: float, norm: str, bounds: tuple[float, float]) -> Tensor:
+    """Candidates (N, ...) made to keep norm and box; where that is not possible (l0), the images themselves."""
+    if norm == "l0":
+        kept = distance(candidate, images, norm) <= eps
+        return torch.where(spread(kept, images), candidate.clamp(*bounds), images)
+    return project(candidate, images, eps, norm, bounds)
+
+
+def resolve(attacks: Sequence[Any], model: Any, images: Tensor, norm: str, attack_chains: int | None) -> list[Member]:
+    """Members from attack objects and names ("transfer", "pgd", ...).
+
+    attack_chains: chains of the view that attacks differentiate, None for the model's own.
+    Raises ValueError for unknown names, for another norm than `norm`, and for transfer without a refinement.
+    """
+    if isinstance(attacks, str) or not attacks:
+        raise ValueError(f"expected a list of attacks such as ['pgd'], got {attacks!r}")
+    return [_member(attack, model, images, norm, attack_chains) for attack in attacks]
+
+
+def _member(attack: Any, model: Any, images: Tensor, norm: str, chains: int | None) -> Member:
+    if isinstance(attack, str):
+        attack = from_name(attack, norm)
+    transfer = isinstance(attack, Transfer)
+    name = "transfer" if transfer else report_name(attack)
+    if isinstance(attack, Transfer):
+        attack = attack.attack
+        if isinstance(attack, jem_robust_attacks.PGD):  # what barely fools k = 0 seldom fools the refined model
+            attack = replace(attack, early_stop=False)
+    if getattr(attack, "norm", norm) != norm:
+        raise ValueError(
+            f"expected attacks of the evaluation's norm {norm}, got {attack.norm} of {attack}: pass one norm"
+        )
+    view = model
+    if transfer:
+        if not hasattr(model, "with_refinement"):
+            raise ValueError(
+                "expected a JEMClassifier for transfer from k = 0, got a model without refinement: use pgd"
+            )
+        view = model.with_refinement(steps=0, init_noise=0)
+    elif chains is not None and hasattr(model, "with_refinement") and not model.deterministic:
+        view = model.with_refinement(chains=chains)
+    return Member(name, attack, as_target(view, images))
+
+
+def report_name(attack: Any) -> str:
+    """The name an attack object goes by in tables: its own, or the command line's word for its kind."""
+    kind = type(attack).__name__
+    return str(getattr(attack, "name", None) or next((name for name, k in KINDS.items() if k == kind), kind))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An attack to be run on the same network without refinement (k = 0) and judged on the model itself."""
+
+    attack: Any
+
+
+def from_name(name: str, norm: str, **settings: Any) -> Any:
+    """An attack by its name ("transfer", "pgd", ...) with those of the settings that it knows.
+
+    iterations stands for a gradient attack's steps. Raises ValueError for an unknown name or a norm it does not take.
+    """
+    if name == "transfer":
+        return Transfer(from_name("pgd", norm, **settings))
+    kind = getattr(jem_robust_attacks, KINDS.get(name, ""), None)
+    if kind is None:
+        near = get_close_matches(name, NAMES, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ValueError(f"expected an attack out of {', '.join(NAMES)}, got {name!r}{hint}")
+    known = {field.name for field in fields(kind)}
+    taken = {"norm": norm, **settings, **({"steps": settings["iterations"]} if "iterations" in settings else {})}
+    return kind(**{k: v for k, v in taken.items() if k in known and v is not None})

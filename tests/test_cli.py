@@ -1,0 +1,256 @@
+"""The command line, run in this process on a tiny model; the embedded model has its own tests."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import jem_robust as jr
+from jem_robust.cli import run
+from tests.worlds import images, quick, smooth_cnn
+
+
+def tiny():
+    return jr.JEMClassifier(smooth_cnn(), quick(), card={"name": "tiny"}, input_shape=(1, 5, 5), num_classes=3)
+
+
+def nan():
+    class Bad(torch.nn.Module):
+        def forward(self, x):
+            return x.flatten(1)[:, :3] * torch.nan
+
+    return Bad()
+
+
+def wrong_shape():
+    return torch.nn.Flatten(0)
+
+
+def soft():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, 3), torch.nn.Softmax(1))
+
+
+@pytest.fixture
+def data(tmp_path):
+    x = images(12, seed=3, dtype=torch.float32)
+    y = tiny().with_refinement(steps=0)(x).argmax(1)
+    np.savez(tmp_path / "data.npz", images=x.numpy(), labels=y.numpy())
+    return tmp_path / "data.npz"
+
+
+def attack(data, out, *more, model="tiny"):
+    return run(
+        ["attack", "--model", f"tests.test_cli:{model}", "--data", str(data), "--out", str(out), "--iterations", "2",
+         "--limit", "6", *more]
+    )  # fmt: skip
+
+
+def test_attack_prints_the_table_and_writes_the_files(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert attack(data, out, "--norm", "Linf", "--eps", "0.1,8/255", "--steps", "2") == 0
+    printed = capsys.readouterr().out
+    table = ("eps (linf)", "8/255", "95 % interval", "images broken by", "transfer", "clean accuracy")
+    basis = ("n 6", "8 judge", "seed 0", "fresh noise")
+    for text in (*table, *basis, *(str(out / name) for name in ("result.json", "adversarials.npz", "curve.png"))):
+        assert text in printed
+    record = json.loads((out / "result.json").read_text())
+    assert record["epsilons"] == [0, 8 / 255, 0.1]
+    assert record["complete"]
+    assert record["spent"]["forwards"] > 0
+    assert record["spent"]["backwards"] > 0
+    assert record["refinement"]["steps"] == 2
+    assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in out.iterdir()) == ["adversarials.npz", "curve.png", "result.json"]
+
+
+def test_config_repeats_a_run_and_options_win(data, tmp_path, capsys):
+    first, second, third = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    assert attack(data, first, "--eps", "0.1", "--seed", "3", "--attack", "pgd", "--draws", "3") == 0
+    assert run(["attack", "--config", str(first / "result.json"), "--out", str(second)]) == 0
+    a, b = (json.loads((d / "result.json").read_text()) for d in (first, second))
+    for key in ("epsilons", "accuracy", "raw", "low", "high", "clean", "n", "norm", "seed", "draws"):
+        assert a[key] == b[key]
+    np.testing.assert_array_equal(
+        np.load(first / "adversarials.npz")["images"], np.load(second / "adversarials.npz")["images"]
+    )
+    settings = {"model": "tests.test_cli:tiny", "data": str(data), "eps": [0.2], "limit": 4, "iterations": 1,
+                "out": str(third), "attack": ["pgd"], "select-draws": 2}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    assert run(["attack", "--config", str(tmp_path / "run.yaml"), "--limit", "5"]) == 0
+    record = json.loads((third / "result.json").read_text())
+    assert (record["n"], record["select_draws"], record["epsilons"]) == (5, 2, [0, 0.2])
+    (tmp_path / "run.yaml").write_text("no_such_option: 1")
+    assert run(["attack", "--config", str(tmp_path / "run.yaml")]) == 2
+    assert "no_such_option" in capsys.readouterr().err
+
+
+def test_estimate_prints_and_stops(data, tmp_path, capsys):
+    assert attack(data, tmp_path / "out", "--estimate") == 0
+    printed = capsys.readouterr().out
+    assert "expected" in printed
+    assert "forwards" in printed
+    assert "GB" in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_plot_draws_several_results(data, tmp_path, capsys):
+    for name, norm in (("a", "linf"), ("b", "l2")):
+        assert attack(data, tmp_path / name, "--norm", norm, "--eps", "0.1", "--attack", "pgd") == 0
+    figure = tmp_path / "both.png"
+    assert run(["plot", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert run(["plot", str(tmp_path / "missing"), "-o", str(figure)]) == 2
+    assert run(["plot", str(tmp_path / "a"), "-o", str(tmp_path / "x.exe")]) == 2
+    assert "result folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--norm", "l7"], "linf, l2"),
+        (["--model", "no-such-model"], "jem-fashion-mnist"),
+        (["--model", "tests.test_cli:missing"], "importable"),
+        (["--data", "no-such-data"], "fashion-mnist"),
+        (["--eps", "nan"], "epsilon"),
+        (["--eps", "-1"], "epsilon"),
+        (["--eps", "8/0"], "epsilon"),
+        (["--eps", "much"], "epsilon"),
+        (["--steps", "-1"], "steps"),
+        (["--limit", "0"], "limit"),
+        (["--attack", "pgdd"], "did you mean pgd"),
+        (["--attack", "pgd", "--eot", "0"], "auto"),
+        (["--memory", "lots"], "512MB"),
+        (["--device", "gpu7"], "device"),
+        (["--out", "/proc/nowhere"], "--out"),
+    ],
+)
+def test_bad_usage_is_two_lines_and_exit_2(data, tmp_path, capsys, options, message):
+    assert attack(data, tmp_path / "out", *options) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": np.full((4, 1, 5, 5), 2.0), "labels": np.zeros(4, int)}, "rescale"),
+        ({"images": np.full((4, 1, 5, 5), 7), "labels": np.zeros(4, int)}, "divide"),
+        ({"images": np.full((4, 1, 5, 5), np.nan), "labels": np.zeros(4, int)}, "NaN"),
+        ({"images": np.zeros((4, 3, 5, 5)), "labels": np.zeros(4, int)}, "shape"),
+        ({"images": np.zeros((4, 2, 5, 5)), "labels": np.zeros(4, int)}, "channels"),
+        ({"images": np.zeros((0, 1, 5, 5)), "labels": np.zeros(0, int)}, "none"),
+        ({"images": np.zeros((4, 1, 5, 5)), "labels": np.full(4, 3)}, "labels from 0"),
+        ({"images": np.zeros((4, 1, 5, 5)), "labels": np.zeros(3, int)}, "labels"),
+        ({"images": np.zeros((4, 1, 5, 5)), "labels": np.array([{}] * 4)}, "pickled"),
+        ({"pixels": np.zeros((4, 1, 5, 5))}, "images and labels"),
+    ],
+)
+def test_bad_data_is_exit_2_and_writes_nothing(tmp_path, capsys, arrays, message):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    assert attack(tmp_path / "bad.npz", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_bad_checkpoints_are_exit_2(data, tmp_path, capsys):
+    for name, content in (("cut.safetensors", b"\x10\x00"), ("foreign.pt", b"not a checkpoint"), ("x.bin", b"?")):
+        (tmp_path / name).write_bytes(content)
+        assert (
+            run(["attack", "--model", str(tmp_path / name), "--data", str(data), "--out", str(tmp_path / "out")]) == 2
+        )
+        captured = capsys.readouterr().err
+        assert name in captured
+        assert "Traceback" not in captured
+
+
+def test_a_network_of_the_wrong_output_shape_is_exit_2(data, tmp_path, capsys):
+    assert attack(data, tmp_path / "out", model="wrong_shape") == 2
+    assert "logits" in capsys.readouterr().err
+
+
+def test_strict_turns_warnings_into_exit_3(data, tmp_path, capsys):
+    assert attack(data, tmp_path / "a", "--steps", "0", model="soft") == 0
+    assert "probabilities" in capsys.readouterr().out
+    assert attack(data, tmp_path / "b", "--steps", "0", "--strict", model="soft") == 3
+    assert attack(data, tmp_path / "c", "--steps", "0", "--strict", model="nan") == 3
+    record = json.loads((tmp_path / "c" / "result.json").read_text())
+    assert set(record["accuracy"]) == {0.0}
+    assert record["clean"] == 0
+
+
+def test_an_interrupted_run_is_130_saved_and_resumable(data, tmp_path, capsys, monkeypatch):
+    from jem_robust.evaluation.robustness import Evaluation
+
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert attack(data, whole, "--eps", "0.05,0.1") == 0
+    at = Evaluation.at
+
+    def interrupted(self, eps):
+        if eps == 0.1:
+            raise KeyboardInterrupt
+        at(self, eps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "at", interrupted)
+        assert attack(data, out, "--eps", "0.05,0.1") == 130
+    assert "--resume" in capsys.readouterr().err
+    assert not json.loads((out / "result.json").read_text())["complete"]
+    assert run(["attack", "--config", str(out / "result.json"), "--resume"]) == 0
+    a, b = (json.loads((d / "result.json").read_text()) for d in (whole, out))
+    assert a["accuracy"] == b["accuracy"]
+    assert b["complete"]
+    assert run(["attack", "--config", str(out / "result.json"), "--resume", "--draws", "3"]) == 2
+
+
+def test_train_makes_a_model_that_attack_takes(tmp_path, capsys):
+    x = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0, :4].mean((1, 2)) > x[:, 0, 4:].mean((1, 2))).long()
+    np.savez(tmp_path / "train.npz", images=x.numpy(), labels=y.numpy())
+    out = tmp_path / "model"
+    options = ["--data", str(tmp_path / "train.npz"), "--out", str(out), "--iterations", "4", "--width", "2"]
+    assert run(["train", *options, "--sgld-steps", "2", "--batch-size", "16"]) == 0
+    assert "validation accuracy" in capsys.readouterr().out.replace("_", " ")
+    assert (
+        attack(tmp_path / "train.npz", tmp_path / "out", "--model", str(out / "model.safetensors"), "--eps", "0.1") == 0
+    )
+    assert run(["train", "--data", str(tmp_path / "none"), "--out", str(out)]) == 2
+
+
+def test_divergence_is_exit_1(tmp_path, capsys):
+    x = np.random.default_rng(0).uniform(size=(200, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "train.npz", images=x, labels=np.arange(200) % 2)
+    options = [
+        "--data",
+        str(tmp_path / "train.npz"),
+        "--out",
+        str(tmp_path / "m"),
+        "--iterations",
+        "50",
+        "--width",
+        "2",
+    ]
+    wild = ["--sgld-steps", "1", "--batch-size", "8", "--learning-rate", "1e6", "--warmup", "0", "--retries", "1"]
+    assert run(["train", *options, *wild]) == 1
+    assert "diverged" in capsys.readouterr().err
+
+
+def test_help_is_readable_and_does_not_import_torch():
+    code = (
+        "import sys\nfrom jem_robust.cli import run\n"
+        "for c in ([], ['attack'], ['plot'], ['models'], ['train']):\n    assert run([*c, '--help']) == 0\n"
+        "assert not {'torch', 'numpy', 'matplotlib', 'scipy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Example:") == 5
+
+
+def test_python_m_jem_robust_is_the_command_line():
+    done = subprocess.run([sys.executable, "-m", "jem_robust", "--version"], capture_output=True, text=True, check=True)
+    assert "jem-robust" in done.stdout
