@@ -14,6 +14,7 @@ from torch import Tensor
 from jem_robust.evaluation.members import Member, resolve
 from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
+from jem_robust_attacks import PGD
 from jem_robust_attacks.losses import margin
 from jem_robust_attacks.norms import parse_norm
 from jem_robust_attacks.target import Target, as_target
@@ -60,12 +61,16 @@ def estimate(
     target = as_target(model, x)
     draw = _measured(model, len(x), lambda: _draw(target, x, seed))
     select, judge = (1, 1) if target.deterministic else (select_draws, draws)
+    members = resolve(attacks, model, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains)
+    per_eps = draw.times(judge * IMPROVED * len(members))
     total = draw.times(select + judge)
-    for eps in epsilons:
-        for member in resolve(attacks, model, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains):
-            if eps > 0:
-                total += _member_cost(model, member, x, y, seed, draw, select).times(STANDING)
-                total += draw.times(judge * IMPROVED)
+    for member in members:
+        cost = _member_cost(model, member, x, y, seed, draw, select)
+        if member.minimizes:  # runs once, for all epsilons
+            total += cost
+        else:
+            per_eps += cost.times(STANDING)
+    total += per_eps.times(sum(eps > 0 for eps in epsilons))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return Estimate(total.rows * len(images), total.seconds * len(images), peak, len(x))
 
@@ -73,12 +78,13 @@ def estimate(
 def _member_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, draw: Cost, select: int) -> Cost:
     """Cost per image of one attack at one eps, its candidates' selection included."""
     attack = member.attack
-    if hasattr(attack, "restarts"):  # a gradient attack
-        auto = 1 if member.target.deterministic else EOT_GUESS
-        eot = auto if attack.eot == "auto" else attack.eot
+    if isinstance(attack, PGD):
+        certain = member.target.deterministic
+        eot = (1 if certain else EOT_GUESS) if attack.eot == "auto" else int(attack.eot)
+        targets = (3 if certain and attack.early_stop else 0) if attack.targets == "auto" else int(attack.targets)
         gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
-        candidates = attack.restarts + min(attack.keep, 1) * attack.keep
-        return gradient.times(attack.steps * attack.restarts * eot) + draw.times(candidates * select)
+        runs, candidates = attack.restarts + targets, attack.restarts + attack.keep
+        return gradient.times(attack.steps * runs * eot) + draw.times(candidates * select)
     return draw.times(getattr(attack, "max_queries", 1000) + select)
 
 
