@@ -254,3 +254,27 @@ def test_help_is_readable_and_does_not_import_torch():
 def test_python_m_jem_robust_is_the_command_line():
     done = subprocess.run([sys.executable, "-m", "jem_robust", "--version"], capture_output=True, text=True, check=True)
     assert "jem-robust" in done.stdout
+
+
+def test_attack_arguments_belong_to_the_attack_before_them(data, tmp_path, capsys):
+    options = ["--attack", "pgd", "--attack-arg", "steps=3", "--attack=pgd", "--attack-arg=loss=margin"]
+    assert attack(data, tmp_path / "a", "--eps", "0.1", *options) == 0
+    first = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert [(a["steps"], a["loss"]) for a in first["attacks"]] == [(3, "ce"), (2, "margin")]
+    assert run(["attack", "--config", str(tmp_path / "a" / "result.json"), "--out", str(tmp_path / "b")]) == 0
+    assert json.loads((tmp_path / "b" / "result.json").read_text())["attacks"] == first["attacks"]
+    settings = {"attack": [{"pgd": {"steps": 5}}, "transfer"], "model": "tests.test_cli:tiny", "data": str(data),
+                "out": str(tmp_path / "c"), "limit": 4, "eps": 0.1, "iterations": 1}  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    assert run(["attack", "--config", str(tmp_path / "run.yaml")]) == 0
+    record = json.loads((tmp_path / "c" / "result.json").read_text())
+    assert [a["steps"] for a in record["attacks"]] == [5, 1]
+    # Attacks given by hand replace the file's, arguments included.
+    assert run(["attack", "--config", str(tmp_path / "run.yaml"), "--attack", "pgd"]) == 0
+    record = json.loads((tmp_path / "c" / "result.json").read_text())
+    assert [a["steps"] for a in record["attacks"]] == [1]
+    capsys.readouterr()
+    assert attack(data, tmp_path / "d", "--attack-arg", "steps=3") == 2
+    assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "stepz=3") == 2
+    assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "steps") == 2
+    assert "stepz" in capsys.readouterr().err

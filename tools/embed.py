@@ -9,6 +9,7 @@ card (chosen on the validation split: nothing is selected here) and copies it un
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def embed_model(checkpoint: str, name: str, source: str) -> None:
     network, card = load_checkpoint(checkpoint)
     images, labels = load_images(source)
     metrics: dict[str, Any] = {**card["metrics"]}
-    refinement = Refinement(**card["refinement"])
+    refinement = Refinement(**{**card["refinement"], "chains": 5})
     for k in (0, 1, 10) if refinement.steps else (0,):
         model = JEMClassifier(network, refinement.updated(steps=k), tuple(card["input_range"]))
         hits = sum(
@@ -55,7 +56,10 @@ def embed_model(checkpoint: str, name: str, source: str) -> None:
         )
         metrics[f"test_accuracy_k{k}"] = hits / len(labels)
         print(name, k, metrics[f"test_accuracy_k{k}"])
-    card = {**card, "name": name, "description": DESCRIPTIONS[name], "licence": LICENCE, "metrics": metrics}
+    objective, iterations = card["training"]["objective"], card["training"]["iterations"]
+    command = f"jem-robust train --data {source} --objective {objective} --iterations {iterations} --out runs/{name}"
+    about = {"name": name, "description": DESCRIPTIONS[name], "data": source, "licence": LICENCE, "command": command}
+    card = {**card, **about, "refinement": asdict(refinement), "metrics": metrics}
     save_checkpoint(ASSETS / f"{name}.safetensors", network, card)
 
 

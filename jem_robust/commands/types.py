@@ -1,5 +1,6 @@
 """Option types and the --config option that subcommands share."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,40 @@ class Memory(click.ParamType[int]):
         return size
 
 
+class AttackCommand(click.Command):
+    """Lets every --attack-arg belong to the --attack before it: key=value becomes POSITION:key=value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Number the arguments by the attack they follow, then parse as ever."""
+        numbered, attack, expected = [], -1, ""
+        for word in args:
+            option, equals, value = (expected, "=", word) if expected else word.partition("=")
+            expected = option if not equals and option in ("--attack", "--attack-arg") else ""
+            if equals and option == "--attack":
+                attack += 1
+            if equals and option == "--attack-arg":
+                if attack < 0:
+                    raise click.UsageError("expected --attack-arg after the --attack it belongs to", ctx)
+                value = f"{attack}:{value}"
+            if not expected:
+                numbered.append(f"{option}={value}" if equals and option in ("--attack", "--attack-arg") else word)
+        return super().parse_args(ctx, numbered + [expected] * bool(expected))
+
+
+def attack_arguments(texts: Sequence[str], attacks: int) -> list[dict[str, Any]]:
+    """One dictionary an attack from POSITION:key=value texts, numbers and booleans read as such."""
+    import yaml
+
+    found: list[dict[str, Any]] = [{} for _ in range(attacks)]
+    for text in texts:
+        position, _, rest = text.partition(":")
+        key, equals, value = rest.partition("=")
+        if not (position.isdecimal() and int(position) < attacks and key and equals):
+            raise click.UsageError(f"expected --attack-arg key=value after an --attack, got {rest or text!r}")
+        found[int(position)][key.strip().replace("-", "_")] = yaml.safe_load(value)
+    return found
+
+
 class EOT(click.ParamType[int | str]):
     """A number of draws, or auto."""
 
@@ -99,8 +134,22 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(
             f"expected options of {ctx.info_name} in {value}, got {', '.join(unknown)}", ctx, param
         )
+    options.update(_split_attacks(options))
     ctx.default_map = {**(ctx.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
     return value
+
+
+def _split_attacks(options: dict[str, Any]) -> dict[str, Any]:
+    """Attacks of a YAML list, each a name or {name: {argument: value}}, as --attack and --attack-arg take them."""
+    attacks = options.get("attack")
+    if not isinstance(attacks, list) or not any(isinstance(attack, dict) for attack in attacks):
+        return {}
+    names, texts = [], []
+    for i, attack in enumerate(attacks):
+        name, arguments = next(iter(attack.items())) if isinstance(attack, dict) else (attack, {})
+        names.append(name)
+        texts += [f"{i}:{key}={value}" for key, value in (arguments or {}).items()]
+    return {"attack": names, "attack_arg": texts}
 
 
 config_option = click.option(

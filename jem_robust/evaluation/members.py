@@ -1,6 +1,6 @@
 """The attacks of an evaluation: an attack object, the view of the model it runs on, and the name it is reported by."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -97,7 +97,8 @@ def _member(attack: Any, model: Any, images: Tensor, norm: str, chains: int | No
 def report_name(attack: Any) -> str:
     """The name an attack object goes by in tables: its own, or the command line's word for its kind."""
     kind = type(attack).__name__
-    return str(getattr(attack, "name", None) or next((name for name, k in KINDS.items() if k == kind), kind))
+    own = getattr(attack, "label", None) or getattr(attack, "name", None)
+    return str(own or next((name for name, k in KINDS.items() if k == kind), kind))
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,19 @@ class Transfer:
     attack: Any
 
 
-def from_name(name: str, norm: str, **settings: Any) -> Any:
-    """An attack by its name ("transfer", "pgd", ...) with those of the settings that it knows.
+def from_name(name: str, norm: str, arguments: Mapping[str, Any] | None = None, **settings: Any) -> Any:
+    """An attack by its name: "transfer", "pgd", ..., or a toolkit's, e.g. "art:ProjectedGradientDescent".
 
-    iterations stands for a gradient attack's steps. Raises ValueError for an unknown name or a norm it does not take.
+    arguments: the attack's own, refused if it does not know them. settings: those of them that one of our attacks knows
+    are taken, iterations standing for a gradient attack's steps; toolkits keep their own defaults.
+    Raises ValueError for unknown names, arguments and norms, ImportError for a toolkit that is not installed.
     """
+    if ":" in name:
+        from jem_robust.adapters.toolkit_attacks import parse_attack
+
+        return parse_attack(name, norm, arguments)
     if name == "transfer":
-        return Transfer(from_name("pgd", norm, **settings))
+        return Transfer(from_name("pgd", norm, arguments, **settings))
     kind = getattr(jem_robust_attacks, KINDS.get(name, ""), None)
     if kind is None:
         near = get_close_matches(name, NAMES, 3)
@@ -121,4 +128,7 @@ def from_name(name: str, norm: str, **settings: Any) -> Any:
         raise ValueError(f"expected an attack out of {', '.join(NAMES)}, got {name!r}{hint}")
     known = {field.name for field in fields(kind)}
     taken = {"norm": norm, **settings, **({"steps": settings["iterations"]} if "iterations" in settings else {})}
-    return kind(**{k: v for k, v in taken.items() if k in known and v is not None})
+    own = dict(arguments or {})
+    if unknown := sorted(set(own) - known):
+        raise ValueError(f"expected arguments of {name} out of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    return kind(**{**{k: v for k, v in taken.items() if k in known and v is not None}, **own})

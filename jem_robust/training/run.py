@@ -46,8 +46,8 @@ def train(
 
 
 def evaluation_refinement(settings: TrainingSettings) -> Refinement:
-    """The chain a trained model classifies with: that of its training, five at a time; none after `ce`."""
+    """The chain a trained model classifies with: that of its training, five at a time; no steps after `ce`."""
     if settings.objective == "ce":
-        return Refinement(steps=0, chains=1)
+        return Refinement(steps=0)
     sampler = settings.sampler
     return Refinement(sampler.steps, sampler.step_size, sampler.noise, chains=5, clamp=sampler.clamp)
