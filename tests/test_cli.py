@@ -103,6 +103,10 @@ def test_plot_draws_several_results(data, tmp_path, capsys):
     figure = tmp_path / "both.png"
     assert run(["plot", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(figure)]) == 0
     assert figure.read_bytes().startswith(b"\x89PNG")
+    assert "minus" not in capsys.readouterr().out  # two norms have no difference
+    assert attack(data, tmp_path / "c", "--norm", "linf", "--eps", "0.1", "--attack", "pgd", "--steps", "0") == 0
+    assert run(["plot", str(tmp_path / "a"), str(tmp_path / "c"), "-o", str(figure)]) == 0
+    assert "paired over 6 images" in capsys.readouterr().out
     assert run(["plot", str(tmp_path / "missing"), "-o", str(figure)]) == 2
     assert run(["plot", str(tmp_path / "a"), "-o", str(tmp_path / "x.exe")]) == 2
     assert "result folder" in capsys.readouterr().err

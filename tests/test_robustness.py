@@ -284,5 +284,6 @@ def test_an_interrupted_evaluation_goes_on_where_it_stopped(tmp_path):
     assert resumed.complete
     np.testing.assert_array_equal(resumed.p_correct, whole.p_correct)
     np.testing.assert_allclose(resumed.adversarials, whole.adversarials, atol=1e-6)
+    assert resumed.per_attack == whole.per_attack
     with pytest.raises(ValueError, match="same settings"):
         jr.evaluate(model, x, y, **{**arguments, "draws": 5}, resume=partial)

@@ -1,8 +1,13 @@
 """`jem-robust plot`: several results in one figure."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from jem_robust.evaluation.curve import RobustnessCurve
 
 EXAMPLE = """
 \b
@@ -20,5 +25,24 @@ def command(results: tuple[str, ...], out: str, title: str | None) -> int:
     from jem_robust.evaluation.curve import RobustnessCurve
     from jem_robust.reporting.plots import plot_curves
 
-    click.echo(plot_curves([RobustnessCurve.load(Path(r)) for r in results], out, title))
+    curves = [RobustnessCurve.load(Path(r)) for r in results]
+    click.echo(plot_curves(curves, out, title))
+    for line in differences(curves):
+        click.echo(line)
     return 0
+
+
+def differences(curves: Sequence["RobustnessCurve"]) -> list[str]:
+    """For two results of one norm on the same images: their paired difference at every eps both have."""
+    from jem_robust.commands.report import eps_text
+    from jem_robust.evaluation.verdict import paired_difference
+
+    if len(curves) != 2 or curves[0].norm != curves[1].norm or curves[0].labels.tolist() != curves[1].labels.tolist():
+        return []
+    a, b = curves
+    lines = [f"first minus second result, paired over {a.n} images:"]
+    for i, eps in enumerate(a.epsilons):
+        for j in (b.epsilons == eps).nonzero()[0]:
+            mean, low, high = paired_difference(a.p_correct[i], b.p_correct[j], a.seed)
+            lines.append(f"  eps {eps_text(eps, a.norm)}: {mean:+.1%} (95 %: {low:+.1%} to {high:+.1%})")
+    return lines

@@ -20,7 +20,8 @@ class RobustnessCurve:
     p_correct (E, N): share of judge draws in which the image's worst candidate is classified correctly.
     adversarials (E, N, C, H, W) float32, the judged candidates; distances (E, N) theirs from the images in `norm`.
     clean: mean share of correct draws of the unperturbed images. warnings: texts; checks: value, threshold, verdict.
-    per_attack: for every eps and attack how many images it was tried on, broke, and the accuracy left after it.
+    per_attack: for every eps and attack how many images it was tried on, broke, and the accuracy left after it; source:
+    the attack each judged candidate comes from (-1: the clean image).
     about: model card, refinement, settings, versions, seconds, work spent.
     """
 

@@ -131,6 +131,8 @@ class Evaluation:
         p = torch.where(self.bad_gradients, 0.0, self.judged) if eps > 0 else self.judged
         self.p_correct.append(p.clone())
         self.adversarials.append(self.best.clone())
+        row["source"] = self.source.tolist()
+        row["nonfinite_gradient"] = self.bad_gradients.nonzero().squeeze(1).tolist()
         self.per_attack.append(row)
 
     def _attack(self, i: int, member: Member, eps: float, rows: Tensor) -> Tensor:
@@ -203,6 +205,8 @@ class Evaluation:
         self.per_attack = list(earlier.per_attack)
         if done:
             self.best, self.judged = self.adversarials[-1].clone(), self.p_correct[-1].clone()
+            self.source = torch.tensor(earlier.per_attack[-1]["source"], device=self.source.device)
+            self.bad_gradients[earlier.per_attack[-1]["nonfinite_gradient"]] = True
             self.selected = self._score(self.best, self.all, "select", self.select_draws)
 
     def curve(self) -> RobustnessCurve:
