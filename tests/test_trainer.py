@@ -196,10 +196,8 @@ def test_resume_gives_what_one_run_gives(tmp_path: Path) -> None:
     settings = replace(QUICK, iterations=40)
     train(*data(), settings, tmp_path / "whole", width=2, show=False)
     # The same schedule stopped half way: as an interrupt right after an iteration leaves it.
-    part = trainer(tmp_path / "part", settings)
-    part.network = whole = train_network(settings)
-    part.optimizer = torch.optim.Adam(whole.parameters(), settings.learning_rate)
-    part.card = read_card(tmp_path / "whole" / MODEL)
+    card = read_card(tmp_path / "whole" / MODEL)
+    part = Trainer(train_network(settings), *data(), settings, tmp_path / "part", card, show=False)
     stop_after(part, 20)
     with pytest.raises(KeyboardInterrupt):
         part.fit()
@@ -207,8 +205,36 @@ def test_resume_gives_what_one_run_gives(tmp_path: Path) -> None:
     train(*data(), settings, tmp_path / "part", width=2, resume=True, show=False)
     states = [torch.load(tmp_path / name / STATE_NAME, weights_only=True) for name in ("whole", "part")]
     assert same(states[0]["network"], states[1]["network"])
+    assert same(states[0]["averaged"], states[1]["averaged"])
     assert torch.equal(states[0]["buffer"], states[1]["buffer"])
     assert states[0]["metrics"] == states[1]["metrics"]
+
+
+def test_a_running_mean_of_the_weights_is_saved(tmp_path: Path) -> None:
+    settings = replace(QUICK, iterations=20, averaging=0.9)
+    run = trainer(tmp_path, settings)
+    iterate, seen = run._iterate, []
+
+    def watched() -> dict[str, float]:
+        figures = iterate()
+        seen.append(run.network.head.weight.detach().clone())  # type: ignore[union-attr,operator]
+        return figures
+
+    run._iterate = watched  # type: ignore[method-assign]
+    run.fit()
+    mean = seen[0]
+    for count, new in enumerate(seen[1:], 1):
+        decay = min(0.9, count / (10 + count))
+        mean = decay * mean + (1 - decay) * new
+    saved = weights(tmp_path / MODEL)["head.weight"]
+    torch.testing.assert_close(saved, mean)
+    assert not torch.allclose(saved, seen[-1])
+
+
+def test_without_averaging_the_last_weights_are_saved(tmp_path: Path) -> None:
+    run = trainer(tmp_path, replace(QUICK, iterations=20, averaging=0.0))
+    run.fit()
+    assert same(weights(tmp_path / MODEL), run.network.state_dict())
 
 
 def test_resume_refuses_what_does_not_belong(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from jem_robust.commands.types import config_option
 EXAMPLE = """
 \b
 Example:
-  jem-robust train --data /usr/share/datasets/fashion-mnist --iterations 8000 --out runs/jem
+  jem-robust train --data /usr/share/datasets/fashion-mnist --iterations 7500 --out runs/jem
 """
 
 
@@ -30,7 +30,7 @@ Example:
     show_default=True,
     help="jem: log p(y|x) + log p(x); ce: plain cross-entropy.",
 )
-@click.option("--iterations", type=click.IntRange(1), default=8000, show_default=True, help="Optimizer steps.")
+@click.option("--iterations", type=click.IntRange(1), default=7500, show_default=True, help="Optimizer steps.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Images per step.")
 @click.option(
     "--learning-rate",
@@ -71,9 +71,16 @@ Example:
 @click.option(
     "--gap-penalty",
     type=click.FloatRange(0),
-    default=1.0,
+    default=10.0,
     show_default=True,
     help="Weight of the squared energy gap in the loss: keeps the energy from outrunning the sampler.",
+)
+@click.option(
+    "--averaging",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.998,
+    show_default=True,
+    help="Decay of the running mean of the weights that is validated and saved; 0 for the last weights.",
 )
 @click.option(
     "--gap-limit",
@@ -106,7 +113,7 @@ def command(**options: Any) -> int:
         options["sgld_steps"], options["sgld_step_size"], options["sgld_noise"], chains=1, clamp=options["clamp"]
     )
     same = ("objective", "iterations", "batch_size", "learning_rate", "warmup", "data_noise", "starts", "precision",
-            "gap_penalty", "gap_limit", "retries", "seed")  # fmt: skip
+            "gap_penalty", "averaging", "gap_limit", "retries", "seed")  # fmt: skip
     images, labels = load_images(options["data"], split="train")
     held = min(5000, len(images) // 10)
     settings = TrainingSettings(**{k: options[k] for k in same}, sampler=sampler, validation_images=max(1, held))

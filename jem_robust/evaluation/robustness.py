@@ -21,7 +21,8 @@ from jem_robust.reporting.records import versions
 from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm
 from jem_robust_attacks.target import Target, as_target
 
-SCORE_ROWS = 512
+SCORE_ROWS = 512  # draws scored in one call, fewer where images are large:
+SCORE_VALUES = 2**26  # pixel values of all their chains together
 ATTACK_IMAGES = 64
 OnEpsilon = Callable[[RobustnessCurve], None]
 
@@ -103,7 +104,9 @@ class Evaluation:
         return getattr(self.model, "spent", Spent())
 
     def _score(self, x: Tensor, rows: Tensor, purpose: str, draws: int) -> Score:
-        result = score(self.target, x, self.labels[rows], self.ids[rows], draws, purpose, self.seed, SCORE_ROWS)
+        chains = getattr(getattr(self.model, "refinement", None), "independent_chains", 1)
+        batch = max(1, min(SCORE_ROWS, SCORE_VALUES // (chains * self.images[0].numel())))
+        result = score(self.target, x, self.labels[rows], self.ids[rows], draws, purpose, self.seed, batch)
         self._show()
         return result
 

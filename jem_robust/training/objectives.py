@@ -33,8 +33,9 @@ def _joint(
     """-log p(y|x) - log p(x), the factorised likelihood (Grathwohl et al. 2020, equation 7).
 
     The gradient of log p(x) is that of the gap log p(data) - log p(samples), which is also what to watch: near 0 both
-    look alike to the energy. gap_penalty * gap^2 turns its pull around at a gap of 1 / (2 * gap_penalty): without it
-    the energy outruns the sampler once the learning rate is low (four rollbacks near iteration 4,800 of one run).
+    look alike to the energy. gap_penalty * gap^2 turns its pull around at a gap of 1 / (2 * gap_penalty). Without it
+    the energy of a Fashion-MNIST run outran the sampler for good at iteration 4,500; with a penalty of 1 it settled at
+    a gap of .5 and the robustness was gone (39 % at linf .06 fell to 8 %); with 10 the gap stayed at 0.
     """
     if samples is None:
         raise ValueError("expected logits of samples for the jem objective, got None: run the sampler first")

@@ -14,7 +14,7 @@ WHOLE = {
 }
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("learning_rate", "data_noise", "gap_penalty", "gap_limit"), (0, inf)),
-    **dict.fromkeys(("restart", "backoff"), (0, 1)),
+    **dict.fromkeys(("restart", "backoff", "averaging"), (0, 1)),
 }
 POSITIVE = ("learning_rate", "gap_limit", "backoff")
 
@@ -26,6 +26,7 @@ class TrainingSettings:
     objective: "jem" (log p(y|x) + log p(x)) or "ce". data_noise: standard deviation of the noise on training images,
     sampler: SGLD chain per iteration, both in network units. warmup: iterations of linear rise of the learning rate.
     drops: (share of iterations, factor on the learning rate) pairs. restart: share of chains begun afresh.
+    averaging: decay of the running mean of the weights that is validated and saved; lower at first, 0 for no mean.
     precision: "bf16" or "float32" for sampling. gap_penalty: weight of the squared energy gap in the loss. gap_limit,
     retries, backoff: see DivergenceGuard; after a divergence the learning rate is multiplied by backoff, at most
     `retries` times. Raises ValueError on impossible settings.
@@ -36,7 +37,7 @@ class TrainingSettings:
     batch_size: int = 64
     learning_rate: float = 5e-4
     warmup: int = 500
-    drops: tuple[tuple[float, float], ...] = ((0.6, 0.3), (0.85, 0.1))
+    drops: tuple[tuple[float, float], ...] = ((0.8, 0.5),)
     data_noise: float = 0.05
     starts: str = "class-gaussian"
     buffer_size: int = 10_000
@@ -46,7 +47,8 @@ class TrainingSettings:
     precision: str = "bf16"
     validation_images: int = 5000
     validate_every: int = 500
-    gap_penalty: float = 1.0
+    gap_penalty: float = 10.0
+    averaging: float = 0.998
     gap_limit: float = 3.0
     retries: int = 3
     backoff: float = 0.5

@@ -2,11 +2,13 @@
 
 import tempfile
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from jem_robust.checkpoints import save_checkpoint
 from jem_robust.energy import log_px
@@ -43,6 +45,9 @@ class Trainer:
         self.images, self.labels, self.validation_images, self.validation_labels = data
         self.generator = torch.Generator().manual_seed(settings.seed)
         self.objective = OBJECTIVES[settings.objective]
+        # Weights averaged over the last iterations are what is validated and saved: a low learning rate, the other way
+        # to accuracy, leaves the sampler's chains stuck and the energy outruns them.
+        self.averaged = AveragedModel(network, avg_fn=partial(_running_mean, settings.averaging))
         self.optimizer = torch.optim.Adam(network.parameters(), settings.learning_rate)
         self.buffer = self._new_buffer() if self.objective.needs_samples else None
         self.guard = DivergenceGuard(settings.gap_limit)
@@ -107,6 +112,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = s.rate(self.iteration) * self.rate_factor
         self.optimizer.step()
+        self.averaged.update_parameters(self.network)
         return {"loss": loss.item(), **figures}
 
     def _sample(self, count: int) -> Tensor:
@@ -156,10 +162,10 @@ class Trainer:
 
     def accuracy(self) -> float:
         """Share of the validation images the plain classifier (k = 0) gets right."""
-        self.network.eval()
+        network = self.averaged.module.eval()
         with torch.no_grad():
             hits = [
-                (self.network(x).argmax(1) == y).sum()
+                (network(x).argmax(1) == y).sum()
                 for x, y in zip(self.validation_images.split(500), self.validation_labels.split(500), strict=True)
             ]
         return float(torch.stack(hits).sum()) / len(self.validation_labels)
@@ -175,7 +181,7 @@ class Trainer:
             self.metrics = {"validation_accuracy": accuracy, "iteration": self.iteration, "gap": gap}
             training = {**asdict(self.settings), "threads": torch.get_num_threads(), "divergences": self.divergences}
             card = {**self.card, "training": training, "metrics": self.metrics}
-            save_checkpoint(self.out / "model.safetensors", self.network, card)
+            save_checkpoint(self.out / "model.safetensors", self.averaged.module, card)
         self.save_state()
 
     def state(self) -> dict[str, Any]:
@@ -188,6 +194,7 @@ class Trainer:
             "metrics": self.metrics,
             "smoothed_gap": self.guard.smoothed,
             "network": self.network.state_dict(),
+            "averaged": self.averaged.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "buffer": self.buffer.samples if self.buffer is not None else torch.empty(0),
@@ -203,6 +210,7 @@ class Trainer:
             self.best, self.metrics = state["best"], state["metrics"]
         self.guard.smoothed = state["smoothed_gap"]
         self.network.load_state_dict(state["network"])
+        self.averaged.load_state_dict(state["averaged"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         if self.buffer is not None:
@@ -238,3 +246,8 @@ class Trainer:
             raise ValueError(
                 f"expected {path} to fit this network, got another one's ({error}): use the same"
             ) from error
+
+
+def _running_mean(decay: float, mean: Tensor, new: Tensor, count: Tensor | int) -> Tensor:
+    """Exponential mean whose memory grows with the updates so far, lest the initial weights linger in it."""
+    return mean.lerp(new, 1 - min(decay, int(count) / (10 + int(count))))
