@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check toolkits bench clean
+.PHONY: demo test test-slow check toolkits clean
 
 # Installed again whenever pyproject.toml changes.
 .venv/installed: pyproject.toml
