@@ -15,6 +15,7 @@ QUICK = TrainingSettings(
     validate_every=20, precision="float32", gap_limit=100.0, sampler=Refinement(3, 1.0, 0.01, chains=1, clamp=True),
 )  # fmt: skip
 MODEL = "model.safetensors"
+DESIGN = {"name": "small-resnet", "channels": 1, "num_classes": 2, "width": 2}
 
 
 def data(n: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,7 @@ def trainer(out: Path, settings: TrainingSettings = QUICK, seed: int = 0) -> Tra
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = SmallResNet(1, 2, 2)
-    return Trainer(network, *data(), settings, out, {"architecture": {"name": "small-resnet"}}, show=False)
+    return Trainer(network, *data(), settings, out, {"architecture": DESIGN}, show=False)
 
 
 def weights(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,82 @@
+"""to_foolbox: the guards around the model, and what Foolbox 3.3.4 gets wrong."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.adapters.world import CLASSES, batch, jem, untouched
+
+pytest.importorskip("foolbox", reason="pip install jem-robust[foolbox]")
+
+from foolbox import attacks
+from foolbox.models.pytorch import PyTorchModel
+
+from jem_robust.adapters.foolbox import to_foolbox
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_it_is_a_foolbox_model_of_the_model_itself(steps: int) -> None:
+    model = jem(steps)
+    images, _ = batch(model)
+    with untouched(model, images, everything=False):
+        wrapped = to_foolbox(model)
+        assert isinstance(wrapped, PyTorchModel)
+        assert tuple(wrapped.bounds) == (0.0, 1.0)
+        expected = model.reseed(1)(images)
+        model.reseed(1)
+        assert torch.equal(wrapped(images), expected)
+        assert not wrapped(images).requires_grad
+        assert wrapped(images[:0]).shape == (0, CLASSES)
+        model.reseed(0)
+
+
+def test_eot_averages_where_a_gradient_is_asked_for() -> None:
+    model = jem(1)
+    images, _ = batch(model)
+    wrapped = to_foolbox(model, eot=3)
+    model.reseed(2)
+    expected = torch.stack([model(images) for _ in range(3)]).mean(0)
+    model.reseed(2)
+    torch.testing.assert_close(wrapped(images.clone().requires_grad_()), expected)
+    model.reseed(2)
+    assert torch.equal(wrapped(images), model.reseed(2)(images))
+    with pytest.raises(ValueError, match="eot"):
+        to_foolbox(model, eot=0)
+
+
+@pytest.mark.parametrize(
+    ("shift", "match"), [(0.5, "expected images up to 1.0"), (-0.5, "expected images from 0.0 up")]
+)
+def test_images_out_of_range_are_refused_in_words(shift: float, match: str) -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    with pytest.raises(ValueError, match=match):
+        attacks.LinfPGD(steps=1)(to_foolbox(model), images + shift, labels, epsilons=0.1)
+    # Off by rounding is let through, which Foolbox's own assert is not lenient enough for.
+    near = images.clone()
+    near[0, 0, 0, 0] = 1 + 5e-7
+    attacks.LinfPGD(steps=1)(to_foolbox(model), near, labels, epsilons=0.1)
+
+
+def test_images_that_require_a_gradient_are_refused_in_words() -> None:
+    model = jem(1)
+    images, labels = batch(model)
+    images.requires_grad_()
+    with pytest.raises(ValueError, match=r"pass images.detach\(\)"):
+        attacks.L2FastGradientAttack()(to_foolbox(model), images, labels, epsilons=0.1)
+    assert images.grad is None
+
+
+def test_the_boundary_attack_survives_images_wrong_from_the_start() -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    attack = attacks.BoundaryAttack(steps=3)
+    found, _, success = attack(to_foolbox(model), images, labels, epsilons=None)
+    assert torch.isfinite(found).all()
+    assert success.all()
+    assert torch.equal(found[3], images[3])
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(TypeError, match="expected a JEMClassifier, got Linear"):
+        to_foolbox(nn.Linear(2, 2))

@@ -1,0 +1,62 @@
+"""to_torchattacks: the guards around the model."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jem_robust import JEMClassifier, Refinement
+from tests.adapters.world import batch, jem, untouched
+
+torchattacks = pytest.importorskip("torchattacks", reason="pip install --no-deps torchattacks==3.5.1")
+
+from jem_robust.adapters.torchattacks import to_torchattacks  # noqa: E402
+
+
+class Pooled(nn.Module):
+    """No parameters to read a device off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x.mean((1, 2, 3)), x.amax((1, 2, 3)), x.amin((1, 2, 3))], 1)
+
+
+def test_it_computes_what_the_model_computes() -> None:
+    model = jem(1)
+    images, _ = batch(model)
+    wrapped: Any = to_torchattacks(model)
+    expected = model.reseed(1)(images)
+    model.reseed(1)
+    assert torch.equal(wrapped(images), expected)
+    assert wrapped.model is model
+    assert [id(p) for p in wrapped.parameters()] == [id(p) for p in model.parameters()]
+
+
+def test_modes_and_gradients_are_the_callers() -> None:
+    model = jem(1)
+    images, labels = batch(model)
+    x = images.clone().requires_grad_()
+    with untouched(model, images, everything=False):
+        wrapped = to_torchattacks(model)
+        wrapped.train().eval()
+        wrapped.zero_grad()
+        attack = torchattacks.PGD(wrapped, eps=0.1, steps=2)
+        attack.set_model_training_mode(model_training=True, batchnorm_training=True)
+        attack(x, labels)
+    assert x.grad is None
+
+
+def test_images_out_of_range_are_refused_and_not_clipped() -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    with pytest.raises(ValueError, match=r"expected images in \[0, 1\]"):
+        torchattacks.FGSM(to_torchattacks(model))(255 * images, labels)
+
+
+def test_a_network_without_parameters_has_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    model = JEMClassifier(Pooled(), Refinement(steps=0))
+    images, _ = batch(jem(0))
+    attack = torchattacks.FGSM(to_torchattacks(model))
+    assert attack.device == torch.device("cpu")
+    assert attack(images, torch.zeros(4, dtype=torch.int64)).shape == images.shape
+    assert capsys.readouterr().out == ""
