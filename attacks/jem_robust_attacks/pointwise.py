@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jem_robust_attacks.sequential import Answer, Array, Ask, Search, Subject
+from jem_robust_attacks.sequential import Answer, Array, Ask, Places, Search, Subject
 from jem_robust_attacks.starts import DecisionAttack, shortened, start
 
 GRANULARITIES = ("pixel", "channel")
@@ -24,7 +23,6 @@ EXCHANGES = 3  # asked about at once
 DROPS = 8  # asked about at once
 WORTH = 0.1  # of the average pixel's part: what an exchange must gain
 FACTORS = (0.5, 0.75, 0.9)  # by which changes are scaled down in the end
-Places = NDArray[np.intp]
 Picture = Generator[Ask, Answer, Array]
 
 
@@ -54,6 +52,7 @@ class PointwiseAttack(DecisionAttack):
             noisy = yield from _sprinkled(canvas)
             if canvas.places(noisy).size:
                 pool.append((yield from _drawn(canvas, noisy, 0.0)))
+        pool = [x for x in pool if canvas.places(x).size]
         if not pool:
             x = yield from start(subject)
             if not subject.found:
@@ -135,8 +134,7 @@ def _sprinkled(canvas: _Canvas) -> Picture:
 def _drawn(canvas: _Canvas, x: Array, factor: float) -> Picture:
     """Scale changes by `factor` in blocks of halving size until no pixel's can be; factor 0 resets."""
     size = max(1, canvas.places(x).size // 4)
-    while True:
-        places = canvas.places(x)
+    while (places := canvas.places(x)).size:  # none are left where a random model set the search back to the image
         blocks = np.array_split(places, -(-places.size // size))
         answer = yield canvas.ask([canvas.scaled(x, factor, block) for block in blocks])
         loose = [block for block, fooled in zip(blocks, answer.fooled, strict=True) if fooled]
@@ -151,6 +149,7 @@ def _drawn(canvas: _Canvas, x: Array, factor: float) -> Picture:
         elif size == 1:
             return (yield from canvas.noted(x))
         size = max(1, size // 2)
+    return x
 
 
 def _exchanged(canvas: _Canvas, x: Array, pool: list[Array], share: float) -> Picture:

@@ -11,16 +11,14 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jem_robust_attacks.sequential import Answer, Array, Ask, Search, Subject
+from jem_robust_attacks.sequential import Answer, Array, Ask, Places, Search, Subject
 from jem_robust_attacks.starts import LEVELS, DecisionAttack, blocks, enlarged, shortened
 
 WORTH = 0.25  # of what the average block of a level contributes: least gain for which signs are flipped
 MOST = 0.05  # largest gain asked for
 PATTERNS = 6  # sign patterns tried whatever they give, and as many again until one serves
 COARSE = 7  # pixels: side of the blocks of random ones
-Places = NDArray[np.intp]
 
 
 @dataclass(frozen=True)

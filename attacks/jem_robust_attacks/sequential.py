@@ -10,7 +10,6 @@ Whether an image is misclassified often enough is decided by a truncated sequent
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from math import ceil, log, prod
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,19 +23,11 @@ from jem_robust_attacks.norms import rounded
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Places = NDArray[np.intp]
 
-CANDIDATES = (1.0, 1.1, 1.3, 2.0)  # times the least distance: what a search hands over beside its best image
 THIN = 0.95  # accepted images whose distances differ by less are not kept apart
 ANCHOR = 0.8  # a random model's image is confirmed whenever the distance has fallen by this factor
 CONFIRMATIONS = 3  # draws for so many clear confirmations are kept back for the end
-
-
-class Test(Protocol):
-    """Turns wrong draws so far and all draws so far, (m,) each, into 1 passed, 0 failed, -1 undecided."""
-
-    def verdicts(self, fooled: Counts, draws: Counts) -> Counts:
-        """See the class."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +37,7 @@ class Majority:
     count: int = 1
 
     def verdicts(self, fooled: Counts, draws: Counts) -> Counts:
-        """-1 until all draws are in."""
+        """From wrong draws and all draws so far, (m,) each: 1 passed, 0 failed, -1 undecided."""
         return np.where(draws < self.count, -1, 2 * fooled > draws)
 
 
@@ -62,12 +53,16 @@ class SequentialTest:
     high: float
     alpha: float
     beta: float
-    most: int
 
     @property
     def clear(self) -> int:
         """Draws it takes to pass when every one is wrong."""
         return ceil(log((1 - self.beta) / self.alpha) / log(self.high / self.low))
+
+    @property
+    def most(self) -> int:
+        """Draws after which an undecided case has failed."""
+        return 3 * self.clear
 
     def verdicts(self, fooled: Counts, draws: Counts) -> Counts:
         """By the likelihood ratio of `high` to `low`."""
@@ -79,12 +74,12 @@ class SequentialTest:
 
 def searching(rate: float) -> SequentialTest:
     """For the many images on the way: cheap, and wrong at times."""
-    return SequentialTest(rate - 0.3, 1 - (1 - rate) / 10, alpha=0.1, beta=0.2, most=24)
+    return SequentialTest(rate - 0.3, 1 - (1 - rate) / 10, alpha=0.1, beta=0.2)
 
 
 def confirming(rate: float) -> SequentialTest:
     """For what is reported: less than `rate` passes in one case of twenty at most, a coin flip practically never."""
-    return SequentialTest(rate, 1 - (1 - rate) / 10, alpha=0.05, beta=0.1, most=96)
+    return SequentialTest(rate, 1 - (1 - rate) / 10, alpha=0.05, beta=0.1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class Ask:
     """Images (m, C, H, W), m > 0, to judge by a test, unless the model is deterministic: then one draw decides."""
 
     images: Array
-    test: Test
+    test: SequentialTest | Majority
 
 
 @dataclass(frozen=True)
@@ -178,17 +173,6 @@ class Subject:
                 self.anchors.append(x)
                 return
 
-    def candidates(self) -> list[Array]:
-        """The best image and some that lie a little further out."""
-        if not self.anchors:
-            return [self.image if self.last is None else self.last] * len(CANDIDATES)
-        found = self.anchors[::-1]
-        reach = [self.distance(x) for x in found]
-        return [
-            next((x for x, d in zip(found, reach, strict=True) if d >= times * reach[0]), found[-1])
-            for times in CANDIDATES
-        ]
-
 
 def distances(x: Array, image: Array, norm: str) -> Array:
     """Distances (m,) of x (m, C, H, W) from one image; l0 counts pixels."""
@@ -240,11 +224,11 @@ class _Question:
         self._verdict = np.full(count, -1)
         return True
 
-    def due(self) -> NDArray[np.intp]:
+    def due(self) -> Places:
         """Which of the images get a draw this round, as far as the budget goes."""
         return np.flatnonzero(self._verdict < 0)[: self.subject.limit - self.subject.spent]
 
-    def record(self, rows: NDArray[np.intp], fooled: Flags, margins: Array) -> None:
+    def record(self, rows: Places, fooled: Flags, margins: Array) -> None:
         """Count one draw of the images `rows`."""
         self.subject.spent += len(rows)
         self._fooled[rows] += fooled
@@ -263,6 +247,7 @@ class _Question:
 
 def run(batch: Batch, subjects: list[Subject], searches: list[Search]) -> Tensor:
     """Run all searches to their end; counts queries in the batch. Returns which images met a non-finite logit (N,)."""
+    queries = batch.queries.clone()
     open_ = [_Question(row, *pair) for row, pair in enumerate(zip(subjects, searches, strict=True))]
     open_ = [question for question in open_ if question.advance()]
     nonfinite = np.zeros(len(subjects), np.bool_)
@@ -282,5 +267,5 @@ def run(batch: Batch, subjects: list[Subject], searches: list[Search]) -> Tensor
         for question, d, f, m in zip(open_, due, np.split(fooled, cuts), np.split(margins, cuts), strict=True):
             question.record(d, f, m)
         open_ = [question for question in open_ if not question.over or question.advance()]
-    batch.queries[:] = torch.tensor([s.spent for s in subjects], dtype=torch.int64)
+    batch.queries[:] = queries + torch.tensor([s.spent for s in subjects], dtype=torch.int64).to(queries)
     return torch.from_numpy(nonfinite).to(batch.images.device)

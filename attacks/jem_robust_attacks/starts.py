@@ -16,6 +16,7 @@ from jem_robust_attacks.result import AttackResult
 from jem_robust_attacks.sequential import Answer, Array, Ask, Counts, Search, Subject, distances, hunt, run
 
 STREAM = 2  # word that keys the random numbers of these attacks
+CANDIDATES = (1.0, 1.1, 1.3, 2.0)  # times the least distance: what a search hands over beside its best image
 OTHERS = 5  # images of other classes tried
 LEVELS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # shares of noise in the blends
 TRIES = 12  # noise images tried, the first six whatever they give
@@ -49,6 +50,8 @@ class DecisionAttack(ABC):
     def _walk(self, subject: Subject) -> Search:
         """The search for one image, which is right from the start; it may go on for ever."""
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def __call__(
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
         starts: Any = None, progress: Report | None = None,
@@ -68,6 +71,8 @@ class DecisionAttack(ABC):
         distances = torch.where(success, reach, torch.inf)
         return AttackResult(adversarials, distances, success, batch.queries, candidates, nonfinite)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def search(
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
         starts: Any = None, progress: Report | None = None,
@@ -90,29 +95,32 @@ class DecisionAttack(ABC):
         return batch, subjects, run(batch, subjects, [hunt(s, self._walk(s)) for s in subjects])
 
     def _subjects(self, batch: Batch, eps: float | None, starts: Any) -> list[Subject]:
-        pictures = batch.images.double().cpu().numpy()
-        labels = batch.labels.cpu().numpy()
-        given = np.zeros((len(pictures), 0, *pictures.shape[1:]))
-        if starts is not None:
-            given = torch.as_tensor(starts).detach().double().cpu().clamp(*batch.target.bounds).numpy()
-            given = given[:, None] if given.ndim == pictures.ndim else given
-            if given.shape[:1] + given.shape[2:] != pictures.shape:
-                raise ValueError(f"expected starts (N, S, C, H, W) for images {pictures.shape}, got {given.shape}")
+        if batch.images.dim() != 4:
+            raise ValueError(f"expected images (N, C, H, W), got {tuple(batch.images.shape)}: reshape them")
+        pictures, labels = batch.images.double().cpu().numpy(), batch.labels.cpu().numpy()
+        given = _given(starts, batch)
+        limit = self.max_queries - int(batch.queries.max()) if len(pictures) else 0  # what probing has cost
         return [
             Subject(
-                image=image,
-                bounds=batch.target.bounds,
-                norm=self.norm,
-                rate=self.fooling_rate,
-                deterministic=batch.target.deterministic,
-                rng=batch.generator(row, STREAM),
-                limit=self.max_queries,
-                eps=eps,
-                given=given[row],
-                others=partial(_nearest, pictures, labels, row),
+                image, batch.target.bounds, self.norm, self.fooling_rate, batch.target.deterministic,
+                batch.generator(row, STREAM), limit, eps, given[row], partial(_nearest, pictures, labels, row),
             )
             for row, image in enumerate(pictures)
-        ]
+        ]  # fmt: skip
+
+
+def _given(starts: Any, batch: Batch) -> Array:
+    """The caller's starts as (N, S, C, H, W)."""
+    shape = tuple(batch.images.shape)
+    if starts is None:
+        return np.zeros((shape[0], 0, *shape[1:]))
+    given = torch.as_tensor(starts).detach().double().cpu().numpy()
+    given = given[:, None] if given.ndim == len(shape) else given
+    if given.shape[:1] + given.shape[2:] != shape:
+        raise ValueError(f"expected starts {shape} or (N, S, C, H, W), got {given.shape}: one or more an image")
+    if not np.isfinite(given).all():
+        raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
+    return np.asarray(np.clip(given, *batch.target.bounds))
 
 
 def _nearest(pictures: Array, labels: Counts, row: int) -> Array:
@@ -122,11 +130,20 @@ def _nearest(pictures: Array, labels: Counts, row: int) -> Array:
 
 
 def _candidates(batch: Batch, subjects: list[Subject]) -> Tensor:
-    """(N, M, C, H, W), exactly as they were asked about."""
+    """(N, M, C, H, W), exactly as they were asked about; the image itself where nothing was found."""
     if not subjects:
         return batch.images.unsqueeze(1).clone()
-    found = torch.from_numpy(np.stack([subject.candidates() for subject in subjects])).to(batch.images.device)
+    found = torch.from_numpy(np.stack([_spread_out(subject) for subject in subjects])).to(batch.images.device)
     return rounded(found, batch.images.double().unsqueeze(1), batch.images.dtype)
+
+
+def _spread_out(subject: Subject) -> list[Array]:
+    """The best image and some that lie a little further out (they may convince more of a random model's draws)."""
+    found = subject.anchors[::-1] or [subject.image if subject.last is None else subject.last]
+    reach = [subject.distance(x) for x in found]
+    return [
+        next((x for x, d in zip(found, reach, strict=True) if d >= times * reach[0]), found[-1]) for times in CANDIDATES
+    ]
 
 
 def blend(image: Array, others: Array, shares: Array) -> Array:
