@@ -56,6 +56,7 @@ class JEMClassifier(nn.Module):
         self.input_shape = None if input_shape is None else tuple(input_shape)
         self.num_classes, self.card = num_classes, card or {}
         self.spent = Spent()
+        self._chains = self.refinement.chains
         self._position = 0
         self._frozen: list[int] = []
         self._calls = SeededCalls()
@@ -73,10 +74,13 @@ class JEMClassifier(nn.Module):
             input_shape=self.input_shape, num_classes=self.num_classes, memory=self.memory, card=self.card,
         )  # fmt: skip
         view.training, view.spent, view._calls = self.training, self.spent, self._calls
+        view._chains = self._chains if refinement.steps == 0 else refinement.chains
         return view
 
     def with_refinement(self, **changes: Any) -> "JEMClassifier":
         """Another view of the same network; keywords of Refinement. steps=0 also drops start noise and extra chains."""
+        if self.refinement.steps == 0 and changes.get("steps", 0) and "chains" not in changes:
+            changes = {**changes, "chains": self._chains}  # those the steps=0 view put aside
         return self._view(self.refinement.updated(**changes), self.gradient)
 
     def with_gradient(self, gradient: str) -> "JEMClassifier":
@@ -103,6 +107,11 @@ class JEMClassifier(nn.Module):
         if self.input_shape is not None:
             self.probe(torch.zeros(1, *self.input_shape, device=self.device))
         return bool(self._frozen) or not (self.refinement.random or self._calls.random)
+
+    @property
+    def draws_globally(self) -> bool:
+        """Whether the network was found to draw from torch's global random numbers."""
+        return bool(self._calls.random)
 
     def probe(self, images: Any) -> None:
         """Find out on one image whether the network has randomness of its own, unless that is known already."""

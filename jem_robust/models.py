@@ -29,13 +29,18 @@ def load_model(
 
     source: an embedded name, a checkpoint file, or "package.module:factory" (a callable that returns a network or a
     JEMClassifier). steps: k; by default the card's. The rest of the refinement comes from the card; without one it is
-    Refinement(steps=k) with input range (-1, 1). architecture, settings: for bare state dicts. unsafe: unpickle.
+    Refinement(steps=k) with input range (-1, 1). architecture: for bare state dicts. settings: keywords of Refinement,
+    and for bare state dicts the architecture's. unsafe: unpickle.
     Raises ValueError for unknown names and files that cannot be used, ImportError for a factory's module.
     """
+    known = {f.name for f in fields(Refinement)}
+    changes = {k: settings.pop(k) for k in list(settings) if k in known}
     with torch.inference_mode(False):
         model = _load(str(source), architecture, unsafe, memory, settings)
     if steps is not None:
-        model = model.with_refinement(steps=steps)
+        changes["steps"] = steps
+    if changes:
+        model = model.with_refinement(**changes)
     model = model.with_gradient(gradient)
     try:
         return model.to(torch.device(device)).reseed(seed)
@@ -46,12 +51,21 @@ def load_model(
 def _load(source: str, architecture: str | None, unsafe: bool, memory: int, settings: dict[str, Any]) -> JEMClassifier:
     path = EMBEDDED.get(source, Path(source))
     if path.is_file():
-        own = path.suffix == ".safetensors" and architecture is None and bool(read_card(path))
-        network, card = load_checkpoint(path) if own else load_foreign(path, architecture, unsafe, **settings)
+        if path.suffix == ".safetensors" and architecture is None and read_card(path):
+            _refuse(settings, source)
+            network, card = load_checkpoint(path)
+        else:
+            network, card = load_foreign(path, architecture, unsafe, **settings)
         return _carded(network, {**card, "file": str(path), "sha256": file_hash(path)}, memory)
     if ":" in source and not path.exists():
+        _refuse(settings, source)
         return _from_factory(source, memory)
     raise ValueError(f"expected {', '.join(EMBEDDED)}, a checkpoint file or package.module:factory, got {source!r}")
+
+
+def _refuse(settings: dict[str, Any], source: str) -> None:
+    if settings:
+        raise TypeError(f"expected keywords of Refinement for {source}, got {', '.join(sorted(settings))}: remove them")
 
 
 def _carded(network: nn.Module, card: dict[str, Any], memory: int) -> JEMClassifier:
@@ -70,7 +84,10 @@ def _from_factory(source: str, memory: int) -> JEMClassifier:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"expected an importable package.module:factory, got {source!r} ({error})") from error
-    made = factory()
+    try:
+        made = factory()
+    except Exception as error:
+        raise ValueError(f"expected {source} to return a network, it raised {type(error).__name__}: {error}") from error
     if isinstance(made, JEMClassifier):
         return made
     if not isinstance(made, nn.Module):

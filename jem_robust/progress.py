@@ -47,6 +47,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
         elif self.show and kind is None:
+            self.total = self.done  # totals of attacks are estimates
             self._line()
 
     def advance(self, amount: float = 1, description: str | None = None, **figures: float) -> None:

@@ -11,7 +11,7 @@ import yaml
 
 import jem_robust as jr
 from jem_robust.cli import run
-from tests.worlds import images, quick, smooth_cnn
+from tests.worlds import NoisyNet, images, quick, smooth_cnn
 
 
 def tiny():
@@ -282,3 +282,72 @@ def test_attack_arguments_belong_to_the_attack_before_them(data, tmp_path, capsy
     assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "stepz=3") == 2
     assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "steps") == 2
     assert "stepz" in capsys.readouterr().err
+
+
+def noisy():
+    return NoisyNet()
+
+
+def one_class():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(25, 1))
+
+
+def boom():
+    raise KeyError("x")
+
+
+def test_a_finished_run_is_repeated_elsewhere_and_never_overwritten(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert attack(data, tmp_path / "first", "--eps", "0.1") == 0
+    before = (tmp_path / "first" / "result.json").read_bytes()
+    assert run(["attack", "--config", str(tmp_path / "first" / "result.json"), "--limit", "3"]) == 0
+    assert (tmp_path / "first" / "result.json").read_bytes() == before
+    assert json.loads((tmp_path / "jem-robust-results/tiny-k2-linf/result.json").read_text())["n"] == 3
+
+
+def test_a_network_with_noise_of_its_own_is_a_warning_that_strict_sees(data, tmp_path, capsys):
+    assert attack(data, tmp_path / "out", "--steps", "0", "--strict", model="noisy") == 3
+    captured = capsys.readouterr()
+    assert "global random numbers" in captured.out
+    assert "UserWarning" not in captured.err
+
+
+@pytest.mark.parametrize(("model", "message"), [("one_class", "2 classes"), ("boom", "KeyError")])
+def test_models_that_cannot_be_measured_leave_no_folder(data, tmp_path, capsys, model, message):
+    assert attack(data, tmp_path / "out", "--steps", "0", model=model) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("draws: 2.5", "2.5"), ("draws: [1, 2]", "one value for draws"), ("draws: abc", "abc"), ("config: x", "config")],
+)
+def test_yaml_of_the_wrong_type_is_refused(data, tmp_path, capsys, text, message):
+    (tmp_path / "run.yaml").write_text(text)
+    assert attack(data, tmp_path / "out", "--config", str(tmp_path / "run.yaml")) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "attack: pgd\r\neps: 0.1\r\n"])
+def test_yaml_may_be_empty_and_name_one_attack(data, tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    assert attack(data, tmp_path / "out", "--config", str(tmp_path / "run.yaml")) == 0
+
+
+def test_a_narrow_terminal_loses_no_column(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert attack(data, tmp_path / "out", "--eps", "0.1") == 0
+    printed = capsys.readouterr().out
+    assert "eps (linf)" in printed
+    assert "images broken by" in printed
+
+
+def test_training_on_the_embedded_test_images_is_refused(tmp_path, capsys):
+    assert run(["train", "--data", "fashion-mnist", "--out", str(tmp_path / "m")]) == 2
+    assert "test images" in capsys.readouterr().err
+
+
+def test_l0_attacks_pointwise_by_default(data, tmp_path, capsys):
+    assert attack(data, tmp_path / "out", "--norm", "l0", "--steps", "0", "--eps", "5", "--max-queries", "60") == 0
+    assert "pointwise" in capsys.readouterr().out

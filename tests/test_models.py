@@ -74,6 +74,21 @@ def test_unknown_sources_are_refused(source, message):
         jr.load_model(source)
 
 
+def test_keywords_of_the_refinement_are_taken_and_others_refused(checkpoint):
+    assert jr.load_model(checkpoint[0], chains=2).refinement.chains == 2
+    assert jr.load_model("tests.test_models:made_classifier", steps=1, noise=0.5).refinement.noise == 0.5
+    for source in (checkpoint[0], "tests.test_models:made_classifier"):
+        with pytest.raises(TypeError, match="stepps"):
+            jr.load_model(source, stepps=2)
+
+
+def test_chains_put_aside_by_a_plain_view_come_back(checkpoint):
+    plain = jr.load_model(checkpoint[0]).with_refinement(steps=0)
+    assert plain.refinement.chains == 1
+    assert plain.with_refinement(steps=3).refinement.chains == 4
+    assert plain.with_refinement(steps=3, chains=2).refinement.chains == 2
+
+
 def test_other_mistakes_are_refused(checkpoint):
     with pytest.raises(TypeError, match="network or JEMClassifier"):
         jr.load_model("tests.test_models:made_nothing")

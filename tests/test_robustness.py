@@ -216,6 +216,16 @@ def test_probabilities_and_zero_gradients_are_warned_of():
     assert sound.warnings == []
 
 
+def test_epsilons_may_be_one_number_text_or_a_tensor():
+    model, _, x, y = linear_world(3, 0)
+    for epsilons in (0.01, "0.01", [0.01], np.array([0.01]), torch.tensor([0.01], dtype=torch.float64)):
+        assert jr.evaluate(model, x, y, epsilons=epsilons).epsilons.tolist() == [0.01]
+    with pytest.raises(TypeError, match="make an object"):
+        jr.evaluate(model, x, y, attacks=[PGD])
+    two = jr.evaluate(model, x, y, epsilons=[0.01], attacks=["pgd", "pgd"], seed=-1)
+    assert [a["name"] for a in two.per_attack[0]["attacks"]] == ["pgd", "pgd 2"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -225,6 +235,9 @@ def test_probabilities_and_zero_gradients_are_warned_of():
         ({"epsilons": [-1]}, "epsilon"),
         ({"attacks": ["pgdd"]}, "did you mean pgd"),
         ({"attacks": []}, "list of attacks"),
+        ({"epsilons": []}, "at least one epsilon"),
+        ({"draws": 2.5}, "whole number"),
+        ({"batch_size": 0}, "batch_size"),
         ({"attacks": [PGD(norm="l2")]}, "one norm"),
         ({"draws": 0}, "draws"),
         ({"labels": [0] * 3}, "labels"),

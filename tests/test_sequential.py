@@ -90,7 +90,7 @@ def test_default_rates() -> None:
     assert passing(confirming(0.9), 0.5)[0] < 1e-8
     assert passing(confirming(0.9), 0.9)[0] < 0.05
     assert passing(confirming(0.9), 0.99)[0] > 0.9
-    assert confirming(0.9).clear <= 31
+    assert confirming(0.9).clear <= 32
     assert searching(0.9).clear <= 5
     assert passing(searching(0.9), 0.5)[0] < 0.05
     assert passing(searching(0.9), 0.1)[1] < 1.2
@@ -167,7 +167,7 @@ def test_keyed_by_image_id(attack: Any, eps: float | None, scale: float) -> None
     for name in ("adversarials", "distances", "success", "queries", "candidates"):
         assert torch.equal(getattr(whole, name)[order], getattr(part, name)), name
     other = attack(model, x, labels_of(x), eps, seed=8)
-    assert not torch.equal(other.adversarials, whole.adversarials)
+    assert isinstance(attack, RayS) or not torch.equal(other.adversarials, whole.adversarials)
 
 
 @every_attack
@@ -219,7 +219,7 @@ def test_nan_counts_as_wrong(attack: Any, eps: float | None) -> None:
 
     def fragile(z: Tensor) -> Tensor:
         far = (z - 0.5).abs().flatten(1).amax(1) > 0.16
-        return torch.stack([torch.ones(len(z)), far * torch.nan], 1)
+        return torch.stack([torch.ones(len(z)), torch.where(far, torch.nan, 0.0)], 1)
 
     result = attack(fragile, x, [0, 0, 0], eps)
     assert result.success.all()
@@ -287,14 +287,14 @@ def test_images_of_other_classes_serve_where_noise_does_not() -> None:
     ("make", "message"),
     [
         (lambda: BoundaryAttack("l0"), "norm"),
-        (lambda: BoundaryAttack(orthogonal_step=0), "orthogonal_step"),
-        (lambda: BoundaryAttack(source_step=1.5), "source_step"),
+        (lambda: BoundaryAttack(delta=0), "delta"),
+        (lambda: BoundaryAttack(epsilon=1.5), "epsilon"),
         (lambda: PointwiseAttack(granularity="row"), "granularity"),
         (lambda: RayS("l2"), "norm"),
         (lambda: RayS(max_queries=0), "max_queries"),
         (lambda: RayS(max_queries=True), "max_queries"),
         (lambda: RayS(fooling_rate=1.0), "fooling_rate"),
-        (lambda: Square(size=0), "size"),
+        (lambda: Square(p=0), "expected p"),
         (lambda: Square(eot=0), "eot"),
         (lambda: Square()(Linear(), images(1), [0]), "eps"),
         (lambda: RayS()(lambda x: x, torch.rand(2, 4), [0, 1]), "N, C, H, W"),

@@ -25,18 +25,18 @@ JUMP_QUERIES = 6
 class BoundaryAttack(DecisionAttack):
     """Minimises the distance; norm "l2" or "linf". One query a step.
 
-    orthogonal_step, source_step: first sizes of the steps along the sphere around the image and towards the image, as
-    shares of the distance (delta and epsilon in the paper); both follow each image's own success.
+    delta, epsilon: first sizes of the steps along the sphere around the image and towards the image, as shares of the
+    distance; both follow each image's own success.
     """
 
     norm: str = "l2"
-    orthogonal_step: float = 0.1
-    source_step: float = 0.05
+    delta: float = 0.1
+    epsilon: float = 0.05
     norms: ClassVar[tuple[str, ...]] = ("l2", "linf")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("orthogonal_step", "source_step"):
+        for name in ("delta", "epsilon"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"expected {name} in (0, 1), got {getattr(self, name)!r}: a share of the distance")
 
@@ -44,7 +44,7 @@ class BoundaryAttack(DecisionAttack):
         x = yield from start(subject)
         if not subject.found:
             return
-        delta, epsilon = np.full(len(SIDES), self.orthogonal_step), np.full(len(SIDES), self.source_step)
+        delta, epsilon = np.full(len(SIDES), self.delta), np.full(len(SIDES), self.epsilon)
         count, rate, reach = 0, HITS[0], 0.3
         mean = np.zeros_like(x)
         while True:

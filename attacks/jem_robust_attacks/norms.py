@@ -1,6 +1,7 @@
 """Norms, distances, projections and epsilons. The 2-norm is the plain one of the difference, not RMS."""
 
 from math import isfinite
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -92,3 +93,14 @@ def random_offset(shape: tuple[int, ...], epsilon: float, norm: str, rng: np.ran
     direction = rng.standard_normal(shape)
     radius = epsilon * rng.uniform() ** (1 / direction.size)
     return torch.from_numpy(direction * (radius / max(np.linalg.norm(direction), 1e-300)))
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """An int of at least `least` from anything that counts as a whole number. ValueError names the setting."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"expected {name} to be a whole number from {least} up, got {value!r}")
+    return number

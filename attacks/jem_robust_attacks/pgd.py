@@ -4,7 +4,6 @@ EOT (expectation over transformation): Athalye et al. 2018.
 """
 
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Literal
 from warnings import warn
 
@@ -23,6 +22,7 @@ from jem_robust_attacks.norms import (
     rounded,
     spread,
     steepest,
+    whole,
 )  # fmt: skip
 from jem_robust_attacks.result import AttackResult
 
@@ -61,10 +61,10 @@ class PGD:
         if self.loss not in LOSSES:
             raise ValueError(f"expected a loss out of {sorted(LOSSES)}, got {self.loss!r}")
         for name, least in (("steps", 1), ("restarts", 1), ("keep", 0)):
-            object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+            object.__setattr__(self, name, whole(name, getattr(self, name), least))
         for name, least in (("eot", 1), ("targets", 0)):
             if getattr(self, name) != "auto":
-                object.__setattr__(self, name, _whole(name, getattr(self, name), least))
+                object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if self.step_size is not None:
             step_size = parse_epsilon(self.step_size)
             if step_size == 0:
@@ -229,16 +229,6 @@ def _given(eps: Any) -> float:
     if eps is None:
         raise ValueError("expected eps, got None: PGD searches within a ball, so pass its radius, e.g. 8/255")
     return parse_epsilon(eps)
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ValueError(f"expected {name} to be a whole number from {least} up, got {value!r}")
-    return number
 
 
 def _checked_starts(starts: Any, images: Tensor) -> Tensor:

@@ -124,6 +124,7 @@ def _sprinkled(canvas: _Canvas) -> Picture:
         return canvas.clean
     k = int(answer.fooled.argmax())
     low, high = counts[k - 1] if k else 0, counts[k]
+    yield from canvas.subject.secure(canvas.image(first(high)))
     while high - low > 1:
         middle = (low + high) // 2
         answer = yield canvas.ask([first(middle)])

@@ -67,6 +67,7 @@ def _first(subject: Subject) -> Generator[Ask, Answer, tuple[Array, float]]:
             continue
         k = int(answer.fooled.argmax())
         good, bad = radii[k], radii[k - 1] if k else 0.0
+        yield from subject.secure(_at(subject, direction, good))
         while good - bad > 0.05 * good:
             middle = (good + bad) / 2
             answer = yield subject.ask(_at(subject, direction, middle)[None])

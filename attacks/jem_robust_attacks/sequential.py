@@ -27,6 +27,7 @@ Places = NDArray[np.intp]
 
 THIN = 0.95  # accepted images whose distances differ by less are not kept apart
 ANCHOR = 0.8  # a random model's image is confirmed whenever the distance has fallen by this factor
+CAUTION = (0.3, 0.1, 0.0)  # how far below the fooling rate an image may be that the search takes for adversarial
 CONFIRMATIONS = 3  # draws for so many clear confirmations are kept back for the end
 
 
@@ -45,8 +46,8 @@ class Majority:
 class SequentialTest:
     """Whether an image is misclassified with probability `high` rather than `low`, from as few draws as needed.
 
-    An image fooled with probability `low` or less passes with probability at most about `alpha`, one of `high` or more
-    fails with at most about `beta` (Wald's bounds). Undecided after `most` draws counts as failed.
+    An image fooled with probability `low` or less passes with probability at most `alpha`; one of `high` or more fails
+    with at most `beta`, apart from the rare cases that are undecided after `most` draws, which fail.
     """
 
     low: float
@@ -57,7 +58,7 @@ class SequentialTest:
     @property
     def clear(self) -> int:
         """Draws it takes to pass when every one is wrong."""
-        return ceil(log((1 - self.beta) / self.alpha) / log(self.high / self.low))
+        return ceil(-log(self.alpha) / log(self.high / self.low))
 
     @property
     def most(self) -> int:
@@ -67,19 +68,19 @@ class SequentialTest:
     def verdicts(self, fooled: Counts, draws: Counts) -> Counts:
         """By the likelihood ratio of `high` to `low`."""
         ratio = fooled * log(self.high / self.low) + (draws - fooled) * log((1 - self.high) / (1 - self.low))
-        passed = ratio >= log((1 - self.beta) / self.alpha)
-        failed = (ratio <= log(self.beta / (1 - self.alpha))) | (draws >= self.most)
+        passed = ratio >= -log(self.alpha)
+        failed = (ratio <= log(self.beta)) | (draws >= self.most)
         return np.where(passed, 1, np.where(failed, 0, -1))
 
 
-def searching(rate: float) -> SequentialTest:
-    """For the many images on the way: cheap, and wrong at times."""
-    return SequentialTest(rate - 0.3, 1 - (1 - rate) / 10, alpha=0.1, beta=0.2)
+def searching(rate: float, caution: int = 0) -> SequentialTest:
+    """For the many images on the way: cheap, and wrong at times, the less so the more caution (0 to 2) there is."""
+    return SequentialTest(rate - CAUTION[caution], 1 - (1 - rate) / 10, alpha=0.1, beta=0.2)
 
 
 def confirming(rate: float) -> SequentialTest:
     """For what is reported: less than `rate` passes in one case of twenty at most, a coin flip practically never."""
-    return SequentialTest(rate, 1 - (1 - rate) / 10, alpha=0.05, beta=0.1)
+    return SequentialTest(rate, 1 - (1 - rate) / 10, alpha=0.05, beta=0.12)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Subject:
     others: Callable[[], Array]
     spent: int = 0
     wrong_already: bool = False
+    caution: int = 0
     anchors: list[Array] = field(default_factory=list)  # confirmed, the best one last
     trail: list[Array] = field(default_factory=list)  # accepted since then, the best one last
     last: Array | None = None  # what is handed over where nothing was found, the image itself by default
@@ -130,7 +132,7 @@ class Subject:
 
     def ask(self, images: Array) -> Ask:
         """Do these (m, C, H, W) fool? The cheap question."""
-        return Ask(images, searching(self.rate))
+        return Ask(images, searching(self.rate, self.caution))
 
     @property
     def reach(self) -> float:
@@ -147,7 +149,8 @@ class Subject:
         """Note x (C, H, W), accepted and closer than all before; returns where to go on from.
 
         On a random model x is confirmed whenever it is much closer than what is confirmed so far. A walk that drifted
-        to where the model is fooled only now and then is set back to the last confirmed image, or the image itself.
+        to where the model is fooled only now and then is set back to the last confirmed image, or the image itself, and
+        becomes more cautious.
         """
         if self.deterministic or (self.anchors and self.distance(x) > ANCHOR * self.distance(self.anchors[-1])):
             if len(self.trail) > 1 and self.distance(x) > THIN * self.distance(self.trail[-2]):
@@ -158,7 +161,14 @@ class Subject:
         self.trail.clear()
         if answer.fooled[0]:
             self.anchors.append(x)
+        else:
+            self.caution = min(self.caution + 1, len(CAUTION) - 1)
         return self.anchors[-1] if self.anchors else self.image
+
+    def secure(self, x: Array) -> Generator[Ask, Answer, None]:
+        """On a random model settle on x as it is, before a search goes on to the boundary, where it may not pass."""
+        if not self.deterministic and self.distance(x) < self.reach:
+            yield from self.settle(x)
 
     def finish(self) -> Search:
         """Confirm the closest image of the trail that can be."""

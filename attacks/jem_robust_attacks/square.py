@@ -15,22 +15,22 @@ HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # shares of the 
 class Square(DecisionAttack):
     """Raises the margin within eps, which must be given, by changing one square at a time; norm "linf" or "l2".
 
-    size: share of the image that a square covers at first (p in the paper). eot: draws whose mean margin stands for an
+    p: share of the image that a square covers at first. eot: draws whose mean margin stands for an
     image of a random model; what is kept is measured anew, so that a lucky draw does not block the search.
     Success: misclassified with probability at least `fooling_rate`, as for the decision attacks. Where that is not
     reached, `search` and `candidates` still hand over the image of the largest margin.
     """
 
     norm: str = "linf"
-    size: float = 0.8
+    p: float = 0.8
     eot: int = 2
     norms: ClassVar[tuple[str, ...]] = ("linf", "l2")
     minimizes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.size <= 1:
-            raise ValueError(f"expected size in (0, 1], got {self.size!r}: the share of the image a square covers")
+        if not 0 < self.p <= 1:
+            raise ValueError(f"expected p in (0, 1], got {self.p!r}: the share of the image a square covers")
         if isinstance(self.eot, bool) or not isinstance(self.eot, int) or self.eot < 1:
             raise ValueError(f"expected eot of at least 1, got {self.eot!r}: pass a whole number")
 
@@ -68,7 +68,7 @@ class Square(DecisionAttack):
     def _side(self, subject: Subject) -> int:
         """Side of the square at this point of the budget."""
         height, width = subject.image.shape[1:]
-        share = self.size / 2 ** np.searchsorted(HALVINGS, subject.spent / subject.limit)
+        share = self.p / 2 ** np.searchsorted(HALVINGS, subject.spent / subject.limit)
         return int(np.clip(round((share * height * width) ** 0.5), 1, min(height, width)))
 
 

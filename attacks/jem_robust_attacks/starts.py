@@ -19,7 +19,8 @@ STREAM = 2  # word that keys the random numbers of these attacks
 CANDIDATES = (1.0, 1.1, 1.3, 2.0)  # times the least distance: what a search hands over beside its best image
 OTHERS = 5  # images of other classes tried
 LEVELS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # shares of noise in the blends
-TRIES = 12  # noise images tried, the first six whatever they give
+TRIES = 12  # noise images tried, the first half whatever they give
+ATTEMPTS = 2  # rounds of noise
 SIDES = (1, 2, 4)  # of the blocks on which noise is constant, in pixels: networks differ in what fools them
 KEPT = 3  # points that are bisected
 BISECTIONS = 8
@@ -180,24 +181,30 @@ def start(subject: Subject) -> Generator[Ask, Answer, Array]:
 
     The image itself where nothing was found; see `Subject.found`.
     """
-    points = subject.given[distances(subject.given, subject.image, "linf") > 0]
+    given = subject.given[distances(subject.given, subject.image, "linf") > 0]
+    for source in (_fooling(subject, given), *(_from_noise(subject) for _ in range(ATTEMPTS)), _from_others(subject)):
+        points = yield from source
+        points = points[np.argsort(distances(points, subject.image, subject.norm), kind="stable")][:KEPT]
+        for point in points:
+            if not subject.found:
+                yield from subject.secure(point)
+        if subject.found:
+            points = np.stack(subject.anchors[-1:])
+        if len(points) and (subject.found or subject.deterministic):
+            points = yield from bisect(subject, points)
+            return (yield from subject.settle(min(points, key=subject.distance)))
+    return subject.image
+
+
+def _fooling(subject: Subject, points: Array) -> Generator[Ask, Answer, Array]:
     if len(points):
         answer = yield subject.ask(points)
         points = points[answer.fooled]
-    if not len(points):
-        points = yield from _from_noise(subject)
-    if not len(points) and len(others := subject.others()):
-        answer = yield subject.ask(others)
-        points = others[answer.fooled]
-    if not len(points):
-        return subject.image
-    points = points[np.argsort(distances(points, subject.image, subject.norm), kind="stable")[:KEPT]]
-    points = yield from bisect(subject, points)
-    for point in points[np.argsort(distances(points, subject.image, subject.norm), kind="stable")]:
-        x = yield from subject.settle(point)
-        if subject.found:
-            return x
-    return subject.image
+    return points
+
+
+def _from_others(subject: Subject) -> Generator[Ask, Answer, Array]:
+    return (yield from _fooling(subject, subject.others()))
 
 
 def _from_noise(subject: Subject) -> Generator[Ask, Answer, Array]:
@@ -205,10 +212,9 @@ def _from_noise(subject: Subject) -> Generator[Ask, Answer, Array]:
     for t, noise in enumerate(noises(subject)):
         if t >= TRIES // 2 and found:
             break
-        blends = blend(subject.image, noise, np.array(LEVELS))
-        answer = yield subject.ask(blends)
-        found += list(blends[answer.fooled][:1])
-    return np.array(found)
+        blends = yield from _fooling(subject, blend(subject.image, noise, np.array(LEVELS)))
+        found += list(blends[: 1 if subject.deterministic else 2][-1:])  # not too near a random model's boundary
+    return np.array(found).reshape(-1, *subject.image.shape)
 
 
 def bisect(subject: Subject, points: Array, steps: int = BISECTIONS) -> Generator[Ask, Answer, Array]:

@@ -1,14 +1,23 @@
 """`jem-robust attack`: robustness of a model, from one command."""
 
-import os
-import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from jem_robust.commands.output import output_folder
 from jem_robust.commands.presets import PRESETS, settings
-from jem_robust.commands.types import EOT, AttackCommand, Epsilons, Memory, Norm, attack_arguments, config_option
+from jem_robust.commands.types import (
+    EOT,
+    RESULT_FOLDER,
+    AttackCommand,
+    Epsilons,
+    Memory,
+    Norm,
+    attack_arguments,
+    config_option,
+)
 
 if TYPE_CHECKING:
     from jem_robust.classifier import JEMClassifier
@@ -88,7 +97,7 @@ Example:
 @click.option("--select-draws", type=click.IntRange(1), help="Draws on which the worst candidate is selected.")
 @click.option("--keep", type=click.IntRange(0), help="Best candidates by loss an attack hands over beside its last.")
 @click.option("--limit", type=click.IntRange(1), help="Number of test images, class-balanced.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all noise.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all noise.")
 @click.option(
     "--model",
     default="jem-fashion-mnist",
@@ -132,18 +141,22 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     from jem_robust.images import load_images
 
     images, labels = load_images(options["data"], options["limit"])
-    options["attack"] = list(options["attack"]) or (["transfer", "pgd"] if model.refinement.steps else ["pgd"])
+    usual = ["pointwise"] if norm == "l0" else ["transfer", "pgd"] if model.refinement.steps else ["pgd"]
+    options["attack"] = list(options["attack"]) or usual
     options["eps"] = sorted({0.0, *options["eps"]})
     name = Path(str(model.card.get("name", "model"))).stem
-    out = Path(options["out"] or f"jem-robust-results/{name}-k{model.refinement.steps}-{norm}")
-    options["out"] = str(out)
+    # An interrupted run goes on where its result.json lies; a finished one is repeated elsewhere.
+    partial = ctx.meta.get(RESULT_FOLDER) if options["resume"] else None
+    out = Path(options.pop("out") or partial or f"jem-robust-results/{name}-k{model.refinement.steps}-{norm}")
     if options.pop("estimate"):
         from jem_robust.commands.report import print_estimate
 
         print_estimate(model, images, labels, evaluation_arguments(options))
         return 0
-    check_writable(out)
-    curve = measure(model, images, labels, options, out)
+    with output_folder(out), warnings.catch_warnings():
+        # The check global_noise says it among the others.
+        warnings.filterwarnings("ignore", message="the network draws from torch's global")
+        curve = measure(model, images, labels, options, out)
     from jem_robust.commands.report import print_curve
 
     print_curve(curve, [out / f for f in ("result.json", "adversarials.npz", "curve.png")])
@@ -197,8 +210,8 @@ def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: 
     earlier = RobustnessCurve.load(out) if options["resume"] else None
     if earlier is not None and earlier.about.get("command", {}).get("options") != _through_json(kept):
         raise ValueError(f"expected the settings of the partial result in {out}, got others: repeat its command")
-    work = estimate(model, images, labels, probe_images=4, **arguments).rows
     try:
+        work = estimate(model, images, labels, probe_images=4, **arguments).rows
         return evaluate(
             model, images, labels, **arguments, progress=True, resume=earlier, on_epsilon=save, expected_work=work
         )
@@ -208,6 +221,8 @@ def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: 
                 f"What was finished is in {out}; go on with: jem-robust attack --config {out}/result.json --resume",
                 err=True,
             )
+        else:
+            click.echo("Nothing was finished yet.", err=True)
         raise
 
 
@@ -215,15 +230,3 @@ def _through_json(value: Any) -> Any:
     import json
 
     return json.loads(json.dumps(value))
-
-
-def check_writable(out: Path) -> None:
-    """Find out before a long run, not after it, that results cannot be written. ValueError says so."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-        if not os.access(out, os.W_OK):
-            raise PermissionError("no write permission")
-    except OSError as error:
-        raise ValueError(f"expected a folder that can be written, got {out} ({error}): pass another --out") from error

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from jem_robust.evaluation.curve import RobustnessCurve
 
 
+TABLE_WIDTH = 90
+
+
 def eps_text(eps: float, norm: str) -> str:
     """8/255 for linf where it is a whole number of grey levels, the number itself otherwise."""
     levels = 255 * eps
@@ -22,11 +25,12 @@ def print_curve(curve: "RobustnessCurve", paths: Sequence[Path]) -> None:
     from jem_robust.evaluation.curve import THREAT_MODEL
 
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, TABLE_WIDTH)  # a narrower table would lose columns, not only room
     table = Table(title=_title(curve), title_justify="left", title_style="bold")
     table.add_column(f"eps ({curve.norm})", justify="right")
     for column in ("accuracy", "95 % interval", "majority"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("images broken by")
+    table.add_column("images broken by", overflow="fold")
     for i, eps in enumerate(curve.epsilons):
         attacks = curve.per_attack[i]["attacks"] if eps > 0 else []
         broke = ", ".join(f"{attack['name']} {attack['broke']}" for attack in attacks)

@@ -102,12 +102,14 @@ def command(**options: Any) -> int:
     import sys
     from pathlib import Path
 
-    from jem_robust.commands.attack import check_writable
-    from jem_robust.images import load_images
+    from jem_robust.commands.output import output_folder
+    from jem_robust.images import EMBEDDED, load_images
     from jem_robust.langevin import Refinement
     from jem_robust.training.run import train
     from jem_robust.training.trainer import TrainingSettings
 
+    if options["data"] in EMBEDDED:
+        raise ValueError(f"expected training images, got {options['data']}, the embedded test images: pass a folder")
     out = Path(options["out"])
     sampler = Refinement(
         options["sgld_steps"], options["sgld_step_size"], options["sgld_noise"], chains=1, clamp=options["clamp"]
@@ -122,8 +124,8 @@ def command(**options: Any) -> int:
         "data": str(options["data"]),
         "command": shlex.join(["jem-robust", *sys.argv[1:]]),
     }
-    check_writable(out)
-    metrics = train(images, labels, settings, out, width=options["width"], about=about, resume=options["resume"])
+    with output_folder(out):
+        metrics = train(images, labels, settings, out, width=options["width"], about=about, resume=options["resume"])
     click.echo(", ".join(f"{k} {v:.4g}" for k, v in metrics.items()))
     click.echo(out / "model.safetensors")
     return 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+RESULT_FOLDER = "jem_robust.result_folder"  # where a result.json given as --config lies
 UNITS = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 
 
@@ -125,18 +126,33 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(f"expected a YAML file or a result.json, got {value} ({error})", ctx, param) from error
     if isinstance(loaded, dict) and isinstance(loaded.get("command"), dict):
         loaded = loaded["command"].get("options")
+        ctx.meta[RESULT_FOLDER] = Path(value).parent
+    loaded = {} if loaded is None else loaded
     if not isinstance(loaded, dict):
         raise click.BadParameter(f"expected keys and values in {value}, got {type(loaded).__name__}", ctx, param)
-    names = {p.name for p in ctx.command.params}
+    known = {p.name: p for p in ctx.command.params if p.expose_value and isinstance(p, click.Option)}
     options = {str(key).replace("-", "_"): v for key, v in loaded.items()}
-    unknown = sorted(set(options) - names)
+    unknown = sorted(set(options) - set(known))
     if unknown:
         raise click.BadParameter(
             f"expected options of {ctx.info_name} in {value}, got {', '.join(unknown)}", ctx, param
         )
     options.update(_split_attacks(options))
-    ctx.default_map = {**(ctx.default_map or {}), **{k: v for k, v in options.items() if v is not None}}
+    given = {k: _as_typed(known[k], v, ctx, param) for k, v in options.items() if v is not None}
+    ctx.default_map = {**(ctx.default_map or {}), **given}
     return value
+
+
+def _as_typed(option: click.Option, value: Any, ctx: click.Context, param: click.Parameter) -> Any:
+    """A YAML value as it would be typed: text, which the option's own type then reads; lists where they may stand."""
+    several = option.multiple or isinstance(option.type, Epsilons)
+    if isinstance(value, dict) or (isinstance(value, list) and not several):
+        raise click.BadParameter(f"expected one value for {option.name}, got {value!r}", ctx, param)
+    if isinstance(value, list):
+        return [str(v) for v in value]
+    if option.multiple:
+        return [str(value)]
+    return value if isinstance(value, bool) and option.is_flag else str(value)
 
 
 def _split_attacks(options: dict[str, Any]) -> dict[str, Any]:
@@ -154,5 +170,5 @@ def _split_attacks(options: dict[str, Any]) -> dict[str, Any]:
 
 config_option = click.option(
     "--config", metavar="FILE", is_eager=True, expose_value=False, callback=read_config,
-    help="YAML with these options as keys, or a result.json, whose run is repeated. Options given here win.",
+    help="YAML with these options as keys (for attack also a result.json: repeats that run). Options given here win.",
 )  # fmt: skip

@@ -40,6 +40,10 @@ def probe(target: Target, images: Tensor, labels: Tensor, ids: Tensor, seed: int
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(f"expected logits of shape ({len(x)}, K) from the model, got {got}: check its output")
+        if logits.shape[1] < 2:
+            raise ValueError(
+                f"expected logits of at least 2 classes, got shape {tuple(logits.shape)}: check the output"
+            )
         if int(labels.max()) >= logits.shape[1]:
             raise ValueError(
                 f"expected labels from 0 to {logits.shape[1] - 1}, got {int(labels.max())}: the model has "
@@ -49,7 +53,15 @@ def probe(target: Target, images: Tensor, labels: Tensor, ids: Tensor, seed: int
         if logits.requires_grad:
             (gradient,) = torch.autograd.grad(margin(logits, y).sum(), leaf)
             flat = float((gradient.flatten(1) == 0).all(1).double().mean())
-    return [_probabilities(logits.detach()), _flat(flat)]
+    return [_probabilities(logits.detach()), _flat(flat), _global_noise(bool(getattr(target, "draws_globally", False)))]
+
+
+def _global_noise(found: bool) -> Check:
+    return Check(
+        "global_noise", float(found), 0.0,
+        "the network draws from torch's global random numbers: it is given seeded ones, and results may depend on the "
+        "batch size; switch its own randomness off if you can",
+    )  # fmt: skip
 
 
 def _probabilities(logits: Tensor) -> Check:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jem_robust.evaluation.checks import probe
 from jem_robust.evaluation.members import Member, resolve
 from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
@@ -59,6 +60,7 @@ def estimate(
     if len(x) == 0:
         raise ValueError("expected at least one image, got none: check the data and the limit")
     target = as_target(model, x)
+    probe(target, x, y, torch.arange(len(x), device=x.device), seed)  # says what is wrong with the model's output
     draw = _measured(model, len(x), lambda: _draw(target, x, seed))
     select, judge = (1, 1) if target.deterministic else (select_draws, draws)
     members = resolve(attacks, model, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains)

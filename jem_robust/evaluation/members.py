@@ -66,7 +66,16 @@ def resolve(attacks: Sequence[Any], model: Any, images: Tensor, norm: str, attac
     """
     if isinstance(attacks, str) or not attacks:
         raise ValueError(f"expected a list of attacks such as ['pgd'], got {attacks!r}")
-    return [_member(attack, model, images, norm, attack_chains) for attack in attacks]
+    members = [_member(attack, model, images, norm, attack_chains) for attack in attacks]
+    names = [member.name for member in members]
+    # Two of a kind are told apart by their place: pgd, pgd 2.
+    return [
+        replace(
+            member,
+            name=f"{member.name} {names[:i].count(member.name) + 1}" if member.name in names[:i] else member.name,
+        )
+        for i, member in enumerate(members)
+    ]
 
 
 def _member(attack: Any, model: Any, images: Tensor, norm: str, chains: int | None) -> Member:
@@ -78,6 +87,8 @@ def _member(attack: Any, model: Any, images: Tensor, norm: str, chains: int | No
         attack = attack.attack
         if isinstance(attack, jem_robust_attacks.PGD):  # what barely fools k = 0 seldom fools the refined model
             attack = replace(attack, early_stop=False)
+    if isinstance(attack, type) or not (callable(attack) or hasattr(attack, "search")):
+        raise TypeError(f"expected an attack's name or object such as PGD(), got {attack!r}: make an object of it")
     if getattr(attack, "norm", norm) != norm:
         raise ValueError(
             f"expected attacks of the evaluation's norm {norm}, got {attack.norm} of {attack}: pass one norm"

@@ -18,7 +18,7 @@ from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
 from jem_robust.progress import Progress
 from jem_robust.reporting.records import versions
-from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm
+from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, whole
 from jem_robust_attacks.target import Target, as_target
 
 SCORE_ROWS = 512  # draws scored in one call, fewer where images are large:
@@ -63,10 +63,9 @@ class Evaluation:
         draws: int, select_draws: int, seed: int, batch_size: int | None, attack_chains: int | None,
     ) -> None:  # fmt: skip
         self.norm = parse_norm(norm, allowed=("linf", "l2", "l0"))
-        self.epsilons = sorted(float(e) if self.norm == "l0" else parse_epsilon(e) for e in epsilons)
-        for name, value in (("draws", draws), ("select_draws", select_draws), ("batch_size", batch_size or 1)):
-            if value < 1:
-                raise ValueError(f"expected {name} of at least 1, got {value}")
+        self.epsilons = _sizes(epsilons)
+        draws, select_draws = whole("draws", draws, 1), whole("select_draws", select_draws, 1)
+        batch_size = ATTACK_IMAGES if batch_size is None else whole("batch_size", batch_size, 1)
         self.images = check_images(images, getattr(model, "input_shape", None)).detach()
         if len(self.images) == 0:
             raise ValueError("expected at least one image, got none: check the data and the limit")
@@ -80,7 +79,7 @@ class Evaluation:
         self.checks = probe(self.target, self.images, self.labels, self.ids, seed)
         certain = self.target.deterministic
         self.draws, self.select_draws = (1, 1) if certain else (draws, select_draws)
-        self.batch_size = batch_size or ATTACK_IMAGES
+        self.batch_size = batch_size
         self.members = resolve(attacks, model, self.images, self.norm, attack_chains)
         self.best = self.images.clone()
         self.selected = self._score(self.images, self.all, "select", self.select_draws)
@@ -243,6 +242,15 @@ class Evaluation:
             "spent": {"forwards": spent.forwards, "backwards": spent.backwards},
             "versions": versions(),
         }
+
+
+def _sizes(epsilons: Any) -> list[float]:
+    if isinstance(epsilons, str | int | float):
+        epsilons = [epsilons]
+    sizes = sorted(parse_epsilon(e) for e in (epsilons.tolist() if isinstance(epsilons, Tensor) else epsilons))
+    if not sizes:
+        raise ValueError("expected at least one epsilon, got none: pass e.g. [8/255]")
+    return sizes
 
 
 def _settings(attack: Any) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def bootstrap_interval(p_correct: Floats, seed: int) -> tuple[Floats, Floats]:
     Where all images agree at 0 or 1 a bootstrap would give no width; there Clopper-Pearson of 0/N or N/N is taken.
     """
     n = p_correct.shape[1]
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
+    weights = np.random.default_rng(seed % 2**64).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n
     means = monotone(weights @ p_correct.T)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     accuracy = monotone(p_correct.mean(1))
@@ -103,6 +103,6 @@ def paired_difference(a: Floats, b: Floats, seed: int = 0) -> tuple[float, float
         raise ValueError(f"expected p_correct of the same images, got shapes {a.shape} and {b.shape}")
     difference = a - b
     n = len(difference)
-    means = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES) @ difference / n
+    means = np.random.default_rng(seed % 2**64).multinomial(n, np.full(n, 1 / n), RESAMPLES) @ difference / n
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(difference.mean()), float(low), float(high)

@@ -17,16 +17,21 @@ NORM_NAMES = {"linf": r"$L_\infty$", "l2": r"$L_2$", "l0": r"$L_0$"}
 # Okabe & Ito's colours, told apart by colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*"
+DODGE, MARGIN = 0.008, 0.04  # shares of the largest eps
 
 
-def plot_curves(curves: Iterable["RobustnessCurve"], path: str | Path, title: str | None = None) -> Path:
+def plot_curves(
+    curves: "RobustnessCurve | Iterable[RobustnessCurve]", path: str | Path, title: str | None = None
+) -> Path:
     """Draw accuracy over eps with 95 % intervals, one panel a norm, and write it to path (.png, .pdf or .svg).
 
     Raises ValueError without curves or for a file type that cannot be drawn.
     """
     from matplotlib.figure import Figure
 
-    curves, path = list(curves), Path(path)
+    from jem_robust.evaluation.curve import RobustnessCurve
+
+    curves, path = [curves] if isinstance(curves, RobustnessCurve) else list(curves), Path(path)
     if not curves:
         raise ValueError("expected at least one curve to plot, got none")
     if path.suffix not in (".png", ".pdf", ".svg"):
@@ -43,13 +48,20 @@ def plot_curves(curves: Iterable["RobustnessCurve"], path: str | Path, title: st
 
 
 def _panel(axes: "Axes", norm: str, curves: Sequence["RobustnessCurve"]) -> None:
+    widest = max(float(curve.epsilons.max()) for curve in curves) or 1.0
+    labels = [curve_label(curve) for curve in curves]
     for i, curve in enumerate(curves):
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        axes.plot(
-            curve.epsilons, 100 * curve.accuracy, color=colour, marker=marker, ms=5, lw=1.8, label=curve_label(curve)
-        )
-        axes.fill_between(curve.epsilons, 100 * curve.low, 100 * curve.high, color=colour, alpha=0.15, lw=0)
-    axes.set(ylim=(-2, 102), xlim=(0, None), ylabel="accuracy (%)")
+        same = [j for j, label in enumerate(labels) if label == labels[i]]
+        label = labels[i] + (f" ({same.index(i) + 1})" if len(same) > 1 else "")
+        label += f", n = {curve.n}" if len({c.n for c in curves}) > 1 else ""
+        # Curves beside each other rather than over each other, where they share points.
+        shift = DODGE * widest * (i - (len(curves) - 1) / 2)
+        spans = 100 * np.stack([curve.accuracy - curve.low, curve.high - curve.accuracy])
+        axes.errorbar(
+            curve.epsilons + shift, 100 * curve.accuracy, spans, color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)], ms=5, lw=1.6, elinewidth=1, capsize=2.5, label=label, clip_on=False,
+        )  # fmt: skip
+    axes.set(ylim=(-2, 102), xlim=(-MARGIN * widest, (1 + MARGIN) * widest), ylabel="accuracy (%)")
     axes.set_xlabel(f"{NORM_NAMES[norm]} perturbation size" + (" (x/255)" if norm == "linf" else ", pixels in [0, 1]"))
     if norm == "linf":
         ticks = np.unique(np.concatenate([curve.epsilons for curve in curves]))
@@ -58,7 +70,7 @@ def _panel(axes: "Axes", norm: str, curves: Sequence["RobustnessCurve"]) -> None
         axes.xaxis.set_major_formatter(lambda value, _: f"{255 * value:.3g}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, title=f"95 % intervals, n = {_counts(curves)}", title_fontsize=8)
+    axes.legend(frameon=False, fontsize=8, title=_basis(curves), title_fontsize=8)
 
 
 def curve_label(curve: "RobustnessCurve") -> str:
@@ -70,5 +82,6 @@ def curve_label(curve: "RobustnessCurve") -> str:
     return f"{name}, {k}{NORM_NAMES[curve.norm]}"
 
 
-def _counts(curves: Sequence["RobustnessCurve"]) -> str:
-    return "/".join(dict.fromkeys(str(curve.n) for curve in curves))
+def _basis(curves: Sequence["RobustnessCurve"]) -> str:
+    counts = {curve.n for curve in curves}
+    return "95 % intervals" + (f", n = {counts.pop()}" if len(counts) == 1 else "")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jem_robust import JEMClassifier
+from jem_robust import JEMClassifier, load_images, load_model
 from jem_robust.adapters.toolkit_attacks import ToolkitAttack
 from tests.adapters.table import TABLE, Row
 from tests.adapters.world import COUNT, WRONG, assert_within, batch, jem, seed_all, untouched
@@ -71,11 +71,8 @@ def test_pipeline_repeats_with_its_seeds(row: Row, request: pytest.FixtureReques
     assert torch.equal(*results)
 
 
-@STEPS
-@ROWS
-def test_behind_our_protocol(row: Row, steps: int) -> None:
-    model = jem(steps)
-    images, labels = batch(model)
+def check(row: Row, model: JEMClassifier, images: Tensor, labels: Tensor) -> None:
+    """The contract of our protocol; image WRONG is wrong from the start."""
     attack = ToolkitAttack(row.toolkit, row.name, row.norm, row.ours)
     with untouched(model, images, labels):
         result = attack(model, images, labels, row.eps, seed=3)
@@ -95,3 +92,20 @@ def test_behind_our_protocol(row: Row, steps: int) -> None:
     assert torch.isfinite(result.distances).equal(result.success)
     assert torch.equal(result.adversarials[~result.success], images[~result.success])
     assert bool((result.queries > 0).all())
+
+
+@STEPS
+@ROWS
+def test_behind_our_protocol(row: Row, steps: int) -> None:
+    model = jem(steps)
+    check(row, model, *batch(model))
+
+
+@pytest.mark.slow
+@STEPS
+@ROWS
+def test_behind_our_protocol_on_the_embedded_model(row: Row, steps: int) -> None:
+    model = load_model("jem-fashion-mnist", steps=steps)
+    images, labels = load_images("fashion-mnist", limit=COUNT)
+    labels[WRONG] = model.with_refinement(steps=0)(images).argmin(1)[WRONG]
+    check(row, model, images, labels)
