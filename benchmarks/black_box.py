@@ -5,7 +5,8 @@
 
 Needs foolbox 3.3.4 and adversarial-robustness-toolbox 1.20.1. The toolkits' attacks have no query budget: the model
 counts what each image costs, remembers the closest image it misclassified so far, and stops the attack at the budget.
-So at every budget they are credited with the best image they had seen, not only with what they would return.
+So at every budget they are credited with the best image they had seen, not only with what they would return. Only
+images that JEM-0 classifies correctly are attacked.
 """
 
 import argparse
@@ -47,6 +48,7 @@ class Counted(nn.Module):
         self.calls = self.queries = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits; SpentError once the budget is used up."""
         count, each = len(self.originals), len(x) // len(self.originals)
         if self.queries >= self.budgets[-1]:
             raise SpentError
@@ -118,6 +120,7 @@ class Calls:
         self.bounds, self.deterministic = model.bounds, model.deterministic
 
     def draw(self, *arguments: Any) -> Tensor:
+        """Passed on."""
         self.calls += 1
         return self.model.draw(*arguments)  # type: ignore[no-any-return]
 
@@ -217,8 +220,15 @@ def main() -> None:
     row("attack", "model", "images", "queries", "median distance", "failed", "calls", "time")
     for part, count in zip(PARTS, (100, 50, 100, 20), strict=True):
         if part in arguments.parts.split(","):
-            x, y = jr.load_images("fashion-mnist", limit=arguments.limit or count)
+            x, y = right(model, arguments.limit or count)
             globals()[part](jem10 if part == "random" else model, x, y)
+
+
+def right(model: Any, count: int) -> tuple[Tensor, Tensor]:
+    """The first images that JEM-0 classifies correctly: on others Foolbox's boundary attack divides by zero."""
+    x, y = jr.load_images("fashion-mnist", limit=2 * count)
+    correct = model(x).argmax(1) == y
+    return x[correct][:count], y[correct][:count]
 
 
 if __name__ == "__main__":
