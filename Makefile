@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check toolkits clean
+.PHONY: demo test test-slow check toolkits examples clean
 
 # Installed again whenever pyproject.toml changes.
 .venv/installed: pyproject.toml
@@ -28,6 +28,10 @@ test: .venv/toolkits
 
 test-slow: .venv/toolkits
 	$(BIN)/python -m pytest -q -m slow
+
+examples: .venv/toolkits
+	for name in art foolbox torchattacks; do $(BIN)/python examples/$${name}_pipeline.py || exit 1; done
+	$(BIN)/python examples/autoattack_rand.py
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ RATES = 0.1, 0.3  # how quickly the step sizes follow
 CHECK = 10  # every so many steps the orthogonal part is asked about by itself
 JUMP = 100  # steps between jumps
 JUMP_QUERIES = 6
+NOWHERE = 1e-12  # distances below this are rounding
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class BoundaryAttack(DecisionAttack):
         those of the largest directions, goes to the cube's side.
         """
         offset, far = x - subject.image, subject.distance(x)
+        if far < NOWHERE:  # an image on the boundary itself leaves no line to move across
+            return x
         if self.norm == "l2":
             direction = direction - offset * (np.vdot(offset, direction) / far**2)
             direction *= length * far / max(float(np.linalg.norm(direction)), 1e-300)
