@@ -13,10 +13,12 @@ from jem_robust import energy as energy_functions
 from jem_robust.gradients import GRADIENTS, Chain, Spent, graph_bytes, quiet, refine_rows
 from jem_robust.images import check_images, check_labels
 from jem_robust.langevin import Refinement
+from jem_robust.lean import Lean
 from jem_robust.randomness import NoiseKey, SeededCalls, SeedStack, as_seed
 
 MEMORY = 2**30
 MICRO_BATCH = 64
+ROUNDING = {"float32": 1e-5, "bf16": 0.05}  # relative errors of logits that batch size or precision may cause
 
 
 class JEMClassifier(nn.Module):
@@ -26,7 +28,8 @@ class JEMClassifier(nn.Module):
     energy: module with log p(x), (N,), that drives the refinement instead of logsumexp of the network's logits.
     aggregate: "logits" (mean over chains), "probabilities" (log of the mean softmax) or "vote" (log of vote shares).
     gradient: "exact" or "straight-through". seed: of the plain noise stream. input_shape (C, H, W), num_classes:
-    checked where given. memory: bytes that graphs of one call may take. ValueError on settings without sense.
+    checked where given. memory: bytes that graphs of one call may take. precision: "float32" or "bf16", in which calls
+    that record a gradient compute; others always keep the network's own. ValueError on settings without sense.
     """
 
     bounds = (0.0, 1.0)
@@ -35,7 +38,7 @@ class JEMClassifier(nn.Module):
         self, network: nn.Module, refinement: Refinement | None = None, input_range: tuple[float, float] = (-1.0, 1.0),
         energy: nn.Module | None = None, aggregate: str = "logits", gradient: str = "exact", seed: int = 0, *,
         input_shape: tuple[int, ...] | None = None, num_classes: int | None = None, memory: int = MEMORY,
-        card: dict[str, Any] | None = None,
+        card: dict[str, Any] | None = None, precision: str = "float32",
     ) -> None:  # fmt: skip
         super().__init__()
         low, high = (float(v) for v in input_range)
@@ -46,6 +49,8 @@ class JEMClassifier(nn.Module):
             raise ValueError(f"expected aggregate out of {known}, got {aggregate!r}: pass one of them")
         if gradient not in GRADIENTS:
             raise ValueError(f"expected gradient out of {GRADIENTS}, got {gradient!r}; transfer is an attack's name")
+        if precision not in ROUNDING:
+            raise ValueError(f"expected precision out of {sorted(ROUNDING)}, got {precision!r}: pass one of them")
         _check_type("network", network, nn.Module)
         _check_type("energy", energy, (nn.Module, type(None)))
         _check_type("refinement", refinement, (Refinement, type(None)))
@@ -54,7 +59,7 @@ class JEMClassifier(nn.Module):
         self.input_range = (low, high)
         self.aggregate, self.gradient, self.seed, self.memory = aggregate, gradient, as_seed(seed), memory
         self.input_shape = None if input_shape is None else tuple(input_shape)
-        self.num_classes, self.card = num_classes, card or {}
+        self.num_classes, self.card, self.precision = num_classes, card or {}, precision
         self.spent = Spent()
         self._chains = self.refinement.chains
         self._position = 0
@@ -68,10 +73,11 @@ class JEMClassifier(nn.Module):
 
     # Views
 
-    def _view(self, refinement: Refinement, gradient: str) -> "JEMClassifier":
+    def _view(self, refinement: Refinement, gradient: str, precision: str) -> "JEMClassifier":
         view = JEMClassifier(
             self.network, refinement, self.input_range, self.energy, self.aggregate, gradient, self.seed,
             input_shape=self.input_shape, num_classes=self.num_classes, memory=self.memory, card=self.card,
+            precision=precision,
         )  # fmt: skip
         view.training, view.spent, view._calls = self.training, self.spent, self._calls
         view._chains = self._chains if refinement.steps == 0 else refinement.chains
@@ -81,11 +87,20 @@ class JEMClassifier(nn.Module):
         """Another view of the same network; keywords of Refinement. steps=0 also drops start noise and extra chains."""
         if self.refinement.steps == 0 and changes.get("steps", 0) and "chains" not in changes:
             changes = {**changes, "chains": self._chains}  # those the steps=0 view put aside
-        return self._view(self.refinement.updated(**changes), self.gradient)
+        return self._view(self.refinement.updated(**changes), self.gradient, self.precision)
 
     def with_gradient(self, gradient: str) -> "JEMClassifier":
         """Another view of the same network with another gradient estimator."""
-        return self._view(self.refinement, gradient)
+        return self._view(self.refinement, gradient, self.precision)
+
+    def with_precision(self, precision: str) -> "JEMClassifier":
+        """Another view of the same network whose gradients are computed in "float32" or "bf16"."""
+        return self._view(self.refinement, self.gradient, precision)
+
+    @property
+    def rounding(self) -> float:
+        """Relative error that the logits of a call with gradients may have."""
+        return ROUNDING[self.precision]
 
     # Noise
 
@@ -188,50 +203,64 @@ class JEMClassifier(nn.Module):
         return next((p.dtype for p in self.network.parameters() if p.is_floating_point()), torch.float32)
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Eval mode, frozen parameters, no autocast, and outside inference mode, where the score needs a graph."""
+    def _computing(self, attacked: bool = False) -> Iterator[None]:
+        """Eval mode, frozen parameters, our own precision, and outside inference mode, where the score needs a graph.
+
+        attacked: in a backward, where nothing records, compute as the forward did that recorded.
+        """
         recording = torch.is_grad_enabled()
         with (
             torch.inference_mode(False),  # this alone would switch gradients on
             torch.set_grad_enabled(recording),
-            torch.autocast(self.device.type, enabled=False),
+            torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16" and (recording or attacked)),
             quiet(self.network, self.energy),
         ):
             yield
 
     def _scaled(self, images: Tensor) -> Tensor:
         low, high = self.input_range
-        return (low + (high - low) * images.to(self.dtype)).contiguous()
+        layout = torch.contiguous_format if self.precision == "float32" else torch.channels_last
+        return (low + (high - low) * images.to(self.dtype)).contiguous(memory_format=layout)
 
     def _refined(self, images: Tensor, key: NoiseKey) -> Iterator[tuple[Tensor, NoiseKey]]:
         """Micro-batches of refined rows in network units, each with its noise key."""
         rows = self._scaled(images).repeat_interleave(self.refinement.independent_chains, 0)
-        size, kept = self._plan(rows)
+        size, kept, compact = self._plan(rows)
         for begin in range(0, len(rows), size):
             part = slice(begin, begin + size)
-            yield refine_rows(rows[part], self._chain(key.rows(part), rows, kept), self.gradient), key.rows(part)
+            chain = self._chain(key.rows(part), rows, kept, compact)
+            yield refine_rows(rows[part], chain, self.gradient), key.rows(part)
 
-    def _chain(self, key: NoiseKey, rows: Tensor, kept: int) -> Chain:
+    def _chain(self, key: NoiseKey, rows: Tensor, kept: int, compact: bool) -> Chain:
         return Chain(
             log_density=lambda x, t: self._log_density(x, key, t),
             noise=lambda t: key.normal(t, tuple(rows.shape[1:]), rows.dtype),
             refinement=self.refinement,
             bounds=self.input_range,
-            quiet=self._computing,
+            quiet=lambda: self._computing(attacked=True),
             spent=self.spent,
             kept_steps=kept,
+            lean=Lean(compact),
         )
 
-    def _plan(self, rows: Tensor) -> tuple[int, int]:
-        """Rows per micro-batch and steps whose graphs are kept, so that both stay within half the memory budget."""
-        if len(rows) == 0 or self.refinement.steps == 0:
-            return MICRO_BATCH, 0
-        like = (rows.shape[1:], rows.dtype)
+    def _plan(self, rows: Tensor) -> tuple[int, int, bool]:
+        """Rows per micro-batch, steps whose graphs are kept, and whether compactly.
+
+        Both graphs in use and graphs kept stay within half the memory budget; compact ones save memory, not time.
+        """
+        steps = self.refinement.steps
+        if len(rows) == 0 or steps == 0:
+            return MICRO_BATCH, 0, False
+        quick, compact = (self.memory // (2 * self._graph_bytes(rows, c)) for c in (False, True))
+        size = max(1, min(MICRO_BATCH, quick))
+        return (size, steps, False) if quick >= steps * len(rows) else (size, min(steps, compact // len(rows)), True)
+
+    def _graph_bytes(self, rows: Tensor, compact: bool) -> int:
+        like = (rows.shape[1:], rows.dtype, compact)
         if like not in self._row_bytes:
             probe = rows[:1].detach().repeat(2, 1, 1, 1)
-            self._row_bytes[like] = graph_bytes(lambda x: self._log_density(x, None, 0), probe)
-        affordable = self.memory // (2 * self._row_bytes[like])
-        return max(1, min(MICRO_BATCH, affordable)), min(self.refinement.steps, affordable // len(rows))
+            self._row_bytes[like] = graph_bytes(lambda x: self._log_density(x, None, 0), probe, compact)
+        return self._row_bytes[like]
 
     def _chain_logits(self, images: Tensor, key: NoiseKey) -> Tensor:
         """Logits of every chain: (N, chains, K)."""
@@ -262,7 +291,8 @@ class JEMClassifier(nn.Module):
         return logits  # type: ignore[no-any-return]
 
     def _call(self, module: nn.Module, x: Tensor, key: NoiseKey | None, t: int) -> Any:
-        return self._calls(module, self._driven(), x, key, t)
+        out = self._calls(module, self._driven(), x, key, t)
+        return out.to(x.dtype) if self.precision != "float32" and isinstance(out, Tensor) else out
 
     def _driven(self) -> list[nn.Module]:
         return [self.network] if self.energy is None else [self.network, self.energy]

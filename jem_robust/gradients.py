@@ -9,7 +9,7 @@ straight-through: the chain's Jacobian taken as the identity (BPDA, Athalye, Car
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from jem_robust.langevin import Noise, Refinement, clip_score, refine, score, score_graph, start, step, step_noise
+from jem_robust.lean import Lean
 
 GRADIENTS = ("exact", "straight-through")
 
@@ -48,6 +49,7 @@ class Chain:
     quiet: Callable[[], AbstractContextManager[None]]
     spent: Spent
     kept_steps: int = 0
+    lean: Lean = field(default_factory=Lean)
 
     def score(self, x: Tensor, t: int) -> Tensor:
         """grad log p at the state before step t, without a graph."""
@@ -59,7 +61,8 @@ class Chain:
         """A leaf with the state and grad log p at it, with the graph between them."""
         self.spent.forwards += len(x)
         self.spent.backwards += len(x)
-        return score_graph(lambda state: self.log_density(state, t), x)
+        with self.lean:
+            return score_graph(lambda state: self.log_density(state, t), x)
 
 
 def refine_rows(x: Tensor, chain: Chain, estimator: str) -> Tensor:
@@ -156,10 +159,10 @@ def quiet(*modules: nn.Module | None) -> Iterator[None]:
             p.requires_grad_(True)
 
 
-def graph_bytes(log_density: Callable[[Tensor], Tensor], x: Tensor) -> int:
+def graph_bytes(log_density: Callable[[Tensor], Tensor], x: Tensor, compact: bool = False) -> int:
     """Bytes autograd stores for one more row of grad log p with create_graph: the cost of keeping one step's graph.
 
-    x: at least two rows. The difference of two rows and one leaves out what does not grow with the batch.
+    x: at least two rows: the difference of two and one leaves out what does not grow. compact: of `Lean`.
     """
 
     def stored(rows: Tensor) -> int:
@@ -167,10 +170,11 @@ def graph_bytes(log_density: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
         def note(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
+            # A slice of an arena's chunk takes its own bytes only, an expanded tensor those of its storage.
+            seen[tensor.data_ptr()] = min(storage.nbytes(), tensor.nbytes)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), Lean(compact):
             kept = score_graph(log_density, rows.clone())  # a storage of just these rows
         del kept  # only now: the storages of a living graph have different addresses
         return sum(seen.values())

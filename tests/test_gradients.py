@@ -10,6 +10,7 @@ from torch import nn
 from jem_robust.classifier import JEMClassifier
 from jem_robust.gradients import Chain, Spent, graph_bytes, quiet, refine_rows
 from jem_robust.langevin import Refinement
+from jem_robust.networks import build_network
 from jem_robust.randomness import NoiseKey
 from tests.worlds import SHAPE, GaussianEnergy, GaussianNet, LinearNet, NoisyNet, NormedNet, images, leaky_cnn, quick
 from tests.worlds import smooth_cnn as smooth
@@ -324,7 +325,7 @@ def test_budget_is_measured_anew_for_other_shapes_and_types():
     model = JEMClassifier(network, quick(), memory=2**20)
     small = model._plan(images(1, dtype=torch.float32))
     large = model._plan(images(1, shape=(1, 200, 200), dtype=torch.float32))
-    assert small == (64, 2)
+    assert small[:2] == (64, 2)
     assert large[0] < 3
 
 
@@ -361,3 +362,21 @@ def test_chains_refine_without_a_classifier_too():
     torch.testing.assert_close(refine_rows(x, chain, "exact"), x / 4)
     x.requires_grad_()
     assert torch.autograd.gradcheck(lambda v: refine_rows(v, chain, "exact"), x)
+
+
+def test_short_memory_makes_graphs_compact_before_it_recomputes():
+    torch.manual_seed(0)
+    network = build_network("wide-resnet", depth=10, width=1)
+    model = JEMClassifier(network, Refinement(steps=3, chains=1))
+    x = torch.rand(2, 3, 32, 32)
+    gradients = []
+    enough = 2 * len(x) * 3 * model._graph_bytes(x, True)
+    assert enough * 10 < 2 * len(x) * 3 * model._graph_bytes(x, False)
+    for memory, compact in ((2**30, False), (enough, True)):
+        model.memory = memory
+        assert model._plan(x)[1:] == (3, compact)
+        leaf = x.clone().requires_grad_()
+        ids = torch.arange(2)
+        logits = model.draw(leaf, ids, ids * 0, "attack", 0)
+        gradients.append(torch.autograd.grad(logits.logsumexp(1).sum(), leaf)[0])
+    torch.testing.assert_close(*gradients)

@@ -29,6 +29,7 @@ from jem_robust_attacks.result import AttackResult
 EOT_CAP = 32
 EOT_AGREEMENT = 0.9
 CONFIRM_DRAWS = 10
+ROUNDING = 1e-5  # relative error of logits, unless the model names its own
 RESTART = 1  # word that keys random starts
 
 
@@ -196,7 +197,8 @@ class PGD:
         value = values.view(len(draws), -1).mean(0)
         if not batch.target.deterministic:
             return gradient, value, torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-        scale = 1e-5 * (1 + logits.detach().abs().amax(1))  # beyond what another batch size could round away
+        # Beyond what another batch size, or the full precision of the verdict, could round away.
+        scale = getattr(batch.target, "rounding", ROUNDING) * (1 + logits.detach().abs().amax(1))
         return gradient, value, margin(logits.detach(), labels) > scale
 
     def _eot(self, batch: Batch, center: Tensor) -> Tensor:

@@ -31,18 +31,31 @@ def evaluate(
     model: Any, images: Any, labels: Any, norm: str = "linf", epsilons: Sequence[Any] = (0, 2 / 255, 8 / 255),
     attacks: Sequence[Any] = ("pgd",), draws: int = 10, select_draws: int = 10, seed: int = 0,
     batch_size: int | None = None, progress: bool = False, *, attack_chains: int | None = None,
-    resume: RobustnessCurve | None = None, on_epsilon: OnEpsilon | None = None, expected_work: float | None = None,
+    precision: str = "float32", resume: RobustnessCurve | None = None, on_epsilon: OnEpsilon | None = None,
+    expected_work: float | None = None,
 ) -> RobustnessCurve:  # fmt: skip
     """Robustness curve of a model (a JEMClassifier or any callable images -> logits), judged on fresh draws.
 
     images (N, C, H, W) in [0, 1], labels (N,). epsilons: in [0, 1] units, numbers or text such as "8/255"; sorted.
     attacks: names or attack objects of the same norm; the per-image worst case counts. select_draws, draws: draws on
     which a candidate is selected and judged (1 for deterministic models). batch_size: images attacked at once.
-    attack_chains: chains an attack's draw runs (None: the model's). resume: a partial curve of the same settings.
+    attack_chains: chains an attack's draw runs (None: the model's). precision: "float32" or "bf16", of attack gradients
+    only; selection and verdicts keep the network's own. resume: a partial curve of the same settings.
     on_epsilon: called with the curve so far after each eps. Raises ValueError and TypeError on bad input.
     """
     run = Evaluation(
-        model, images, labels, norm, epsilons, attacks, draws, select_draws, seed, batch_size, attack_chains
+        model,
+        images,
+        labels,
+        norm,
+        epsilons,
+        attacks,
+        draws,
+        select_draws,
+        seed,
+        batch_size,
+        attack_chains,
+        precision,
     )
     if resume is not None:
         run.take_up(resume)
@@ -61,6 +74,7 @@ class Evaluation:
     def __init__(
         self, model: Any, images: Any, labels: Any, norm: str, epsilons: Sequence[Any], attacks: Sequence[Any],
         draws: int, select_draws: int, seed: int, batch_size: int | None, attack_chains: int | None,
+        precision: str = "float32",
     ) -> None:  # fmt: skip
         self.norm = parse_norm(norm, allowed=("linf", "l2", "l0"))
         self.epsilons = _sizes(epsilons)
@@ -80,7 +94,9 @@ class Evaluation:
         certain = self.target.deterministic
         self.draws, self.select_draws = (1, 1) if certain else (draws, select_draws)
         self.batch_size = batch_size
-        self.members = resolve(attacks, model, self.images, self.norm, attack_chains)
+        attacked = model if precision == "float32" else _narrowed(model, precision)
+        self.precision = precision
+        self.members = resolve(attacks, attacked, self.images, self.norm, attack_chains)
         self.best = self.images.clone()
         self.selected = self._score(self.images, self.all, "select", self.select_draws)
         judged = self._score(self.images, self.all, "judge", self.draws)
@@ -238,10 +254,17 @@ class Evaluation:
             "gradient": getattr(self.model, "gradient", None),
             "attacks": [{"name": m.name, **_settings(m.attack)} for m in self.members],
             "attack_chains": self.attack_chains,
+            "precision": self.precision,
             "seconds": time.monotonic() - self._started,
             "spent": {"forwards": spent.forwards, "backwards": spent.backwards},
             "versions": versions(),
         }
+
+
+def _narrowed(model: Any, precision: str) -> Any:
+    if not hasattr(model, "with_precision"):
+        raise ValueError(f"expected a JEMClassifier for precision {precision!r}, got another model: use float32")
+    return model.with_precision(precision)
 
 
 def _sizes(epsilons: Any) -> list[float]:
