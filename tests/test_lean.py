@@ -33,7 +33,7 @@ class Layers(nn.Module):
 
 ACTIVATIONS = {
     "relu": F.relu, "torch.relu": torch.relu, "ReLU": nn.ReLU(), "ReLU in place": nn.ReLU(inplace=True),
-    "negative slope": nn.LeakyReLU(-0.5), "leaky": lambda x: F.leaky_relu(x, 0.2), "LeakyReLU": nn.LeakyReLU(negative_slope=0.1),
+    "negative slope": nn.LeakyReLU(-0.5), "leaky": lambda x: F.leaky_relu(x, 0.2), "LeakyReLU": nn.LeakyReLU(0.1),
     "leaky in place": nn.LeakyReLU(inplace=True), "silu": F.silu, "SiLU": nn.SiLU(), "softplus": F.softplus,
     "by name": lambda x: F.leaky_relu(input=x, negative_slope=0.3), "method": lambda x: x.relu(),
 }  # fmt: skip
