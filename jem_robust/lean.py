@@ -176,6 +176,8 @@ def _conv2d(
     if torch.is_autocast_enabled(x.device.type):
         kind = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
+    if _channels_last(x):  # else the kernels reorder the weight at every call
+        weight = weight.contiguous(memory_format=torch.channels_last)
     how = (_pair(stride), _pair(padding), _pair(dilation), False, [0, 0], groups)
     shape, layout = x.shape, torch.channels_last if _channels_last(x) else torch.contiguous_format
 
