@@ -11,12 +11,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from jem_robust_attacks.sequential import Answer, Array, Ask, Search, Subject
+from jem_robust_attacks.search import Subject
+from jem_robust_attacks.sequential import Answer, Array, Ask, Search
 from jem_robust_attacks.starts import SIDES, DecisionAttack, blocks, enlarged, start
 
 HITS = 0.25, 0.5  # wanted shares of success: of whole steps, and of their orthogonal part alone
 RATES = 0.1, 0.3  # how quickly the step sizes follow
 CHECK = 10  # every so many steps the orthogonal part is asked about by itself
+EXPLORE = 0.15  # share of the stretches whose resolution is not the best so far, but any
 JUMP = 100  # steps between jumps
 JUMP_QUERIES = 6
 NOWHERE = 1e-12  # distances below this are rounding
@@ -46,28 +48,29 @@ class BoundaryAttack(DecisionAttack):
         if not subject.found:
             return
         delta, epsilon = np.full(len(SIDES), self.delta), np.full(len(SIDES), self.epsilon)
-        count, rate, reach = 0, HITS[0], 0.3
-        mean = np.zeros_like(x)
+        reach, gains = np.full(len(SIDES), 0.3), np.full(len(SIDES), np.inf)
         while True:
-            count += 1
-            if count % JUMP == 0:
-                x, reach = yield from self._jump(x, subject, mean, reach)
-                mean = np.zeros_like(x)
-                continue
-            kind = int(subject.rng.choice(len(SIDES), p=0.9 * epsilon / epsilon.sum() + 0.1 / len(SIDES)))
-            direction = _direction(subject, SIDES[kind])
-            sideways = self._moved(x, subject, direction, delta[kind], 1.0)
-            whole = self._moved(x, subject, direction, delta[kind], 1 - epsilon[kind])
-            check = subject.rng.random() < 1 / CHECK
-            answer = yield subject.ask(np.stack([whole, sideways][: 1 + check]))
-            hit = bool(answer.fooled[0])
-            mean += (hit - rate) / delta[kind] * (sideways - x)
-            rate += 0.02 * (hit - rate)
-            epsilon[kind] = min(epsilon[kind] * np.exp(RATES[0] * (hit - HITS[0])), 0.5)
-            if check:
-                delta[kind] = min(delta[kind] * np.exp(RATES[1] * (answer.fooled[1] - HITS[1])), 1.0)
-            if hit:
-                x = yield from subject.settle(whole)
+            explore = subject.rng.random() < EXPLORE
+            kind = int(subject.rng.integers(len(SIDES)) if explore else gains.argmax())
+            before, spent = subject.distance(x), subject.spent
+            rate, mean = HITS[0], np.zeros_like(x)
+            for step in range(JUMP):
+                direction = _direction(subject, SIDES[kind])
+                sideways = self._moved(x, subject, direction, delta[kind], 1.0)
+                whole = self._moved(x, subject, direction, delta[kind], 1 - epsilon[kind])
+                check = step % CHECK == 0
+                answer = yield subject.ask(np.stack([whole, sideways][: 1 + check]))
+                hit = bool(answer.fooled[0])
+                mean += (hit - rate) / delta[kind] * (sideways - x)
+                rate += 0.02 * (hit - rate)
+                epsilon[kind] = min(epsilon[kind] * np.exp(RATES[0] * (hit - HITS[0])), 0.5)
+                if check:
+                    delta[kind] = min(delta[kind] * np.exp(RATES[1] * (answer.fooled[1] - HITS[1])), 1.0)
+                if hit:
+                    x = yield from subject.settle(whole)
+            x, reach[kind] = yield from self._jump(x, subject, mean, reach[kind])
+            gain = np.log(before / max(subject.distance(x), NOWHERE)) / (subject.spent - spent)
+            gains[kind] = gain if np.isinf(gains[kind]) else (gains[kind] + gain) / 2
 
     def _moved(self, x: Array, subject: Subject, direction: Array, length: float, scale: float) -> Array:
         """x moved across the line to the image, then to `scale` of its distance.

@@ -7,17 +7,20 @@ one query tells whether an exchange allows for less than before.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from jem_robust_attacks.sequential import Answer, Array, Ask, Places, Search, Subject
+from jem_robust_attacks.search import Subject
+from jem_robust_attacks.sequential import Answer, Array, Ask, Flags, Places, Search
 from jem_robust_attacks.starts import DecisionAttack, shortened, start
 
 GRANULARITIES = ("pixel", "channel")
-SPRINKLED = (0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0)  # shares of the pixels that are set to noise
-RESTARTS = 4  # noisy starts that are pruned; the rest of the budget goes into the best
-FAILURES = 6  # noisy starts in vain before other ones are tried
+RESTARTS = 4  # starts at most,
+STARTING = 0.2  # in this share of the budget; the rest goes into the best
+FAILURES = 6  # times that noise does not fool before a start is given up
+NEAR = 8  # how much the likelier neighbours of kept pixels come early
 SHARE = 0.5  # of the budget for few pixels where another norm is wanted
 EXCHANGES = 3  # asked about at once
 DROPS = 8  # asked about at once
@@ -46,18 +49,17 @@ class PointwiseAttack(DecisionAttack):
     def _walk(self, subject: Subject) -> Search:
         canvas = _Canvas(subject, 1 if self.granularity == "channel" else len(subject.image))
         pool: list[Array] = []
-        for tried in range(RESTARTS + FAILURES):
-            if len(pool) == RESTARTS or (tried >= FAILURES and not pool) or len(subject.given):
-                break
-            noisy = yield from _sprinkled(canvas)
-            if canvas.places(noisy).size:
-                pool.append((yield from _drawn(canvas, noisy, 0.0)))
-        pool = [x for x in pool if canvas.places(x).size]
+        while not pool or (len(pool) < RESTARTS and subject.spent < STARTING * subject.limit):
+            x = yield from _grown(canvas)
+            if not canvas.places(x).size and not pool:
+                x = canvas.of((yield from start(subject)))
+                if not subject.found:
+                    return
+                x = yield from _grown(canvas, x)
+            pool.append((yield from _drawn(canvas, x, 0.0)))
+        pool = [x for x in pool if canvas.places(x).size]  # a random model may have set a search back to nothing
         if not pool:
-            x = yield from start(subject)
-            if not subject.found:
-                return
-            pool.append((yield from _drawn(canvas, canvas.of(x), 0.0)))
+            return
         x = min(pool, key=lambda x: canvas.places(x).size)
         x = yield from _exchanged(canvas, x, pool, 1.0 if self.norm == "l0" else SHARE)
         if self.norm != "l0":
@@ -97,9 +99,29 @@ class _Canvas:
         y[:, places] = self.clean[:, places] + factor * (x[:, places] - self.clean[:, places])
         return y
 
-    def corners(self, count: int) -> Array:
-        """Columns (G, count) with values at the bounds."""
-        return self.rng.choice(self.subject.bounds, (self.rows, count))
+    def filled(self, x: Array, target: Array, order: Places, count: int) -> Array:
+        """x with the first so many columns of an order taken from a target."""
+        y = x.copy()
+        y[:, order[:count]] = target[:, order[:count]]
+        return y
+
+    def noise(self) -> Array:
+        """All columns at the bounds, more often at the farther one."""
+        low, high = self.subject.bounds
+        far = np.where(self.clean > (low + high) / 2, low, high)
+        return np.where(self.rng.random(self.clean.shape) < 0.5, far, self.rng.choice((low, high), self.clean.shape))
+
+    def likened(self, x: Array, target: Array) -> tuple[Array, Flags]:
+        """The target with the neighbours of what x changes taking after it, and which columns (U,) these are."""
+        grid = (self.rows, -1, *self.shape[1:])
+        like, source, changed = target.reshape(grid).copy(), x.reshape(grid), (x != self.clean).reshape(grid).any(0)
+        near = np.zeros_like(changed)
+        for axis, step in ((1, 1), (1, -1), (2, 1), (2, -1)):
+            beside = np.roll(changed, step, axis)
+            np.moveaxis(beside, axis, 0)[0 if step > 0 else -1] = False  # nothing comes round from the other side
+            like = np.where(beside, np.roll(source, step, axis + 1), like)
+            near |= beside
+        return like.reshape(x.shape), near.reshape(-1)
 
     def noted(self, x: Array) -> Picture:
         """x, which fools, settled on where it is the closest; returns where to go on from."""
@@ -108,33 +130,47 @@ class _Canvas:
         return self.of((yield from self.subject.settle(self.image(x))))
 
 
-def _sprinkled(canvas: _Canvas) -> Picture:
-    """The fewest pixels of a random sequence, set to the bounds, that fool; the clean picture where all do not."""
-    count = canvas.clean.shape[1]
-    order, values = canvas.rng.permutation(count), canvas.corners(count)
+def _grown(canvas: _Canvas, given: Array | None = None) -> Picture:
+    """Few pixels that fool together; the clean picture where random ones do not.
 
-    def first(n: int) -> Array:
-        x = canvas.clean.copy()
-        x[:, order[:n]] = values[:, order[:n]]
-        return x
-
-    counts = sorted({max(1, round(share * count)) for share in SPRINKLED})
-    answer = yield canvas.ask([first(n) for n in counts])
-    if not answer.fooled.any():
-        return canvas.clean
-    k = int(answer.fooled.argmax())
-    low, high = counts[k - 1] if k else 0, counts[k]
-    yield from canvas.subject.secure(canvas.image(first(high)))
-    while high - low > 1:
-        middle = (low + high) // 2
-        answer = yield canvas.ask([first(middle)])
-        low, high = (low, middle) if answer.fooled[0] else (middle, high)
-    return first(high)
+    Pixels in random order are set to noise (or to the values of a picture that fools) until the model gives way. The
+    pixel at which it does is kept and all others are reset; then again, behind those that were kept, until they do by
+    themselves. Pixels that matter much are the likelier to be such a last straw.
+    """
+    kept = best = canvas.clean
+    count, most, failures = 0, 0, 0
+    size = first = max(1, canvas.clean.shape[1] // 20)
+    while failures < FAILURES:
+        target, near = canvas.likened(kept, canvas.noise()) if given is None else (given, np.False_)
+        free = np.flatnonzero((kept == canvas.clean).all(0) & (target != canvas.clean).any(0))
+        keys = canvas.rng.exponential(size=canvas.clean.shape[1]) / np.where(near, NEAR, 1)
+        path = partial(canvas.filled, kept, target, free[np.argsort(keys[free])])
+        low, high, fooled = 0, 0, False
+        while not fooled and high < free.size:
+            low, high = high, min(2 * high or size, free.size)
+            fooled = bool((yield canvas.ask([path(high)])).fooled[0])
+        if not fooled:
+            failures, size = failures + 1, first
+            continue
+        if not count:
+            yield from canvas.noted(path(high))
+        while high - low > 1:
+            middle = (low + high) // 2
+            answer = yield canvas.ask([path(middle)])
+            low, high = (low, middle) if answer.fooled[0] else (middle, high)
+        best = path(high)
+        if canvas.subject.deterministic:  # a random model may not confirm what lies at the boundary itself
+            yield from canvas.noted(best)
+        count, most, size = count + 1, most or high, max(1, 3 * high // 4)
+        if high == 1 or count >= most:
+            break
+        kept = canvas.filled(kept, best, np.flatnonzero((best != path(high - 1)).any(0)), 1)
+    return best
 
 
 def _drawn(canvas: _Canvas, x: Array, factor: float) -> Picture:
     """Scale changes by `factor` in blocks of halving size until no pixel's can be; factor 0 resets."""
-    size = max(1, canvas.places(x).size // 4)
+    size = max(1, canvas.places(x).size // 16)
     while (places := canvas.places(x)).size:  # none are left where a random model set the search back to the image
         blocks = np.array_split(places, -(-places.size // size))
         answer = yield canvas.ask([canvas.scaled(x, factor, block) for block in blocks])
@@ -195,7 +231,7 @@ def _exchange(canvas: _Canvas, x: Array, pool: list[Array]) -> Array:
         place = (source + int(rng.choice((-1, 1, -canvas.shape[-1], canvas.shape[-1])))) % x.shape[1]
         y[:, place] = np.where(x[:, source] > canvas.clean[:, source], *canvas.subject.bounds[::-1])
         return y
-    y[:, rng.integers(x.shape[1])] = canvas.corners(1)[:, 0]
+    y[:, rng.integers(x.shape[1])] = rng.choice(canvas.subject.bounds, len(x))
     return y
 
 

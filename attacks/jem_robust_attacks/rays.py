@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jem_robust_attacks.sequential import Answer, Array, Ask, Places, Search, Subject
+from jem_robust_attacks.search import Subject
+from jem_robust_attacks.sequential import Answer, Array, Ask, Places, Search
 from jem_robust_attacks.starts import LEVELS, DecisionAttack, blocks, enlarged, shortened
 
 WORTH = 0.25  # of what the average block of a level contributes: least gain for which signs are flipped

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jem_robust_attacks.sequential import Array, Ask, Majority, Search, Subject
+from jem_robust_attacks.search import Subject
+from jem_robust_attacks.sequential import Array, Ask, Majority, Search
 from jem_robust_attacks.starts import DecisionAttack
 
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # shares of the budget after which squares halve

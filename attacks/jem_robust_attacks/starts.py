@@ -13,7 +13,8 @@ from torch import Tensor
 from jem_robust_attacks.batch import Batch, Report
 from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, rounded, spread
 from jem_robust_attacks.result import AttackResult
-from jem_robust_attacks.sequential import Answer, Array, Ask, Counts, Search, Subject, distances, hunt, run
+from jem_robust_attacks.search import Subject, distances, hunt, run
+from jem_robust_attacks.sequential import Answer, Array, Ask, Counts, Search
 
 STREAM = 2  # word that keys the random numbers of these attacks
 CANDIDATES = (1.0, 1.1, 1.3, 2.0)  # times the least distance: what a search hands over beside its best image
@@ -188,9 +189,9 @@ def start(subject: Subject) -> Generator[Ask, Answer, Array]:
         for point in points:
             if not subject.found:
                 yield from subject.secure(point)
-        if subject.found:
+        if subject.anchors:
             points = np.stack(subject.anchors[-1:])
-        if len(points) and (subject.found or subject.deterministic):
+        if len(points) and (subject.anchors or subject.deterministic):
             points = yield from bisect(subject, points)
             return (yield from subject.settle(min(points, key=subject.distance)))
     return subject.image
