@@ -42,9 +42,9 @@ def data(tmp_path):
     return tmp_path / "data.npz"
 
 
-def attack(data, out, *more, model="tiny"):
+def attack(data, out, *more, model="tiny", iterations=("--iterations", "2")):
     return run(
-        ["attack", "--model", f"tests.test_cli:{model}", "--data", str(data), "--out", str(out), "--iterations", "2",
+        ["attack", "--model", f"tests.test_cli:{model}", "--data", str(data), "--out", str(out), *iterations,
          "--limit", "6", *more]
     )  # fmt: skip
 
@@ -282,6 +282,8 @@ def test_attack_arguments_belong_to_the_attack_before_them(data, tmp_path, capsy
     assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "stepz=3") == 2
     assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "steps") == 2
     assert "stepz" in capsys.readouterr().err
+    assert attack(data, tmp_path / "d", "--attack", "pgd", "--attack-arg", "steps=3", "--attack-arg", "steps=4") == 2
+    assert "expected steps once for pgd, got it twice" in capsys.readouterr().err
 
 
 def noisy():
@@ -349,5 +351,93 @@ def test_training_on_the_embedded_test_images_is_refused(tmp_path, capsys):
 
 
 def test_l0_attacks_pointwise_by_default(data, tmp_path, capsys):
-    assert attack(data, tmp_path / "out", "--norm", "l0", "--steps", "0", "--eps", "5", "--max-queries", "60") == 0
+    options = ["--norm", "l0", "--steps", "0", "--eps", "5", "--max-queries", "60"]
+    assert attack(data, tmp_path / "out", *options, iterations=()) == 0
     assert "pointwise" in capsys.readouterr().out
+
+
+FGSM = ("--attack", "torchattacks:FGSM", "--eps", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([*FGSM, "--iterations", "3"], "got --iterations: after --attack torchattacks:FGSM pass --attack-arg eot=..."),
+        ([*FGSM, "--eot", "2", "--loss", "margin"], "--eot, --loss"),
+        (
+            ["--attack", "torchattacks:PGD", "--eps", "0.1", "--keep", "2"],
+            "--attack-arg alpha=..., steps=..., random_start",
+        ),
+        (["--attack", "pgd", "--max-queries", "50"], "--max-queries"),
+        (["--attack", "square", "--iterations", "3"], "--attack-arg"),
+    ],
+)
+def test_options_no_attack_of_the_run_takes_are_refused(data, tmp_path, capsys, options, message):
+    if "torchattacks" in str(options):
+        pytest.importorskip("torchattacks", reason="a toolkit that is not installed")
+    assert attack(data, tmp_path / "out", *options, iterations=()) == 2
+    error = capsys.readouterr().err
+    assert message in " ".join(error.split())
+    assert "--attack-arg" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_defaults_of_presets_and_options_one_attack_takes_are_silent(data, tmp_path, capsys):
+    pytest.importorskip("torchattacks", reason="a toolkit that is not installed")
+    assert attack(data, tmp_path / "a", *FGSM, "--preset", "standard", iterations=()) == 0
+    assert run(["attack", "--config", str(tmp_path / "a" / "result.json"), "--out", str(tmp_path / "b")]) == 0
+    assert attack(data, tmp_path / "c", *FGSM, "--attack", "pgd") == 0
+    (tmp_path / "run.yaml").write_text("iterations: 3")
+    config = ["--config", str(tmp_path / "run.yaml")]
+    assert attack(data, tmp_path / "d", *config, *FGSM, iterations=()) == 2
+    assert "--iterations" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("art:ProjectedGradientDescent", ["max_iter=abc"]), ("art:ProjectedGradientDescent", ["max_iter=-3"]),
+        ("foolbox:LinfPGD", ["steps=2.5"]), ("foolbox:LinfPGD", ["steps=0"]), ("torchattacks:PGD", ["steps=-1"]),
+        ("art:ProjectedGradientDescent", ["random_eps=maybe"]), ("torchattacks:VANILA", []), ("foolbox:GenAttack", []),
+        ("foolbox:DatasetAttack", []), ("art:AdversarialPatchNumpy", []), ("torchattacks:APGD", ["loss=foo"]),
+    ],
+)  # fmt: skip
+def test_bad_arguments_of_toolkit_attacks_are_exit_2(data, tmp_path, capsys, name, arguments):
+    pytest.importorskip(name.partition(":")[0], reason="a toolkit that is not installed")
+    options = [word for argument in arguments for word in ("--attack-arg", argument)]
+    assert attack(data, tmp_path / "out", "--eps", "0.1", "--attack", name, *options, iterations=()) == 2
+    error = capsys.readouterr().err
+    assert name in error
+    assert "see its documentation" not in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attack: pgd\nattack_arg: steps=5",
+        "attack: [pgd]\nattack-arg: [steps=5]",
+        "attack: [{pgd: {steps: 5}}]",
+        "attack: {pgd: {steps: 5}}",
+    ],
+)
+def test_yaml_gives_an_attack_its_arguments(data, tmp_path, text):
+    (tmp_path / "run.yaml").write_text(text)
+    assert attack(data, tmp_path / "out", "--eps", "0.1", "--config", str(tmp_path / "run.yaml")) == 0
+    assert [a["steps"] for a in json.loads((tmp_path / "out" / "result.json").read_text())["attacks"]] == [5]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attack: [{name: pgd, arguments: {steps: 5}}]", "attack: [pgd: 5]", "attack: {pgd: {}, rays: {}}",
+        "attack: [pgd, transfer]\nattack_arg: steps=5", "attack_arg: steps=5", "attack: pgd\nattack_arg: {steps: 5}",
+        "attack: [[pgd]]", "attack: pgd\nattack_arg: steps",
+    ],
+)  # fmt: skip
+def test_yaml_that_gives_arguments_otherwise_is_told_the_form(data, tmp_path, capsys, text):
+    (tmp_path / "run.yaml").write_text(text)
+    assert attack(data, tmp_path / "out", "--config", str(tmp_path / "run.yaml")) == 2
+    error = capsys.readouterr().err
+    assert "NAME: {KEY: VALUE}" in " ".join(error.split())
+    assert text.replace("attack: pgd\n", "").partition(":")[0] in error

@@ -35,3 +35,30 @@ def test_more_work_is_estimated_for_more_of_everything():
     for change in ({"epsilons": [0.1, 0.2]}, {"attacks": [PGD(steps=8, eot=1)]}, {"draws": 4}, {"select_draws": 4}):
         assert estimate(model, x, [0] * 8, **{**base, **change}).rows > rows
     assert estimate(model, x, [0] * 8, **{**base, "attack_chains": 1}).rows < rows
+
+
+@pytest.mark.parametrize(
+    ("text", "norm", "arguments"),
+    [
+        ("art:SquareAttack", "linf", {"max_iter": 3}), ("art:SquareAttack", "linf", {"max_iter": 60}),
+        ("art:ProjectedGradientDescent", "linf", {"max_iter": 20}), ("art:CarliniL2Method", "l2", {"max_iter": 5}),
+        ("art:HopSkipJump", "l2", {"max_iter": 5, "max_eval": 40, "init_eval": 10}), ("foolbox:LinfPGD", "linf", {}),
+        ("foolbox:L2CarliniWagnerAttack", "l2", {"steps": 20}), ("torchattacks:FGSM", "linf", {}),
+        ("torchattacks:Square", "linf", {"n_queries": 50}), ("torchattacks:EOTPGD", "linf", {"eot_iter": 3}),
+        ("torchattacks:FGSM", "linf", {"eot": 30}),
+    ],
+)  # fmt: skip
+def test_the_arguments_of_toolkit_attacks_count(text, norm, arguments):
+    pytest.importorskip(text.partition(":")[0], reason="a toolkit that is not installed")
+    from jem_robust.adapters.toolkit_attacks import parse_attack
+
+    model = jr.JEMClassifier(smooth_cnn(), quick(), input_shape=(1, 5, 5), num_classes=3)
+    x = images(12, seed=3).float()
+    settings = {
+        "norm": norm, "epsilons": [0.02, 0.05], "attacks": [parse_attack(text, norm, arguments)], "draws": 2,
+        "select_draws": 2, "seed": 0, "batch_size": None, "attack_chains": None,
+    }  # fmt: skip
+    y = model.with_refinement(steps=0)(x).argmax(1)
+    expected = estimate(model, x, y, probe_images=4, **settings).rows
+    spent = jr.evaluate(model, x, y, **settings).about["spent"]
+    assert 0.4 < expected / (spent["forwards"] + spent["backwards"]) < 2.5

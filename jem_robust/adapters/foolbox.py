@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from jem_robust.adapters.guard import Guarded, check_model, missing
-from jem_robust.images import TOLERANCE
+from jem_robust.adapters.isolation import argument_of
+from jem_robust.images import TOLERANCE, check_images
 
 try:
     with warnings.catch_warnings():
         # Foolbox 3.3.4, attacks/blur.py: imports from scipy.ndimage.filters, a namespace SciPy is about to remove.
         warnings.filterwarnings("ignore", message="Please import `gaussian_filter`", category=DeprecationWarning)
+        from foolbox.attacks.base import verify_input_bounds
         from foolbox.models.pytorch import PyTorchModel
         from foolbox.types import Bounds
 except ImportError as error:
@@ -21,30 +23,8 @@ except ImportError as error:
 _Base: Any = PyTorchModel  # typed in some installations and not in others
 
 
-class _Lower(float):
-    """A lower bound, comparing with which raises: Foolbox checks the range of images by bare asserts."""
-
-    def __le__(self, value: float) -> bool:
-        if not value >= self - TOLERANCE:
-            raise ValueError(f"expected images from {self} up, got the value {value:.6g}: rescale them")
-        return True
-
-
-class _Upper(float):
-    """An upper bound, likewise."""
-
-    def __ge__(self, value: float) -> bool:
-        if not value <= self + TOLERANCE:
-            raise ValueError(f"expected images up to {self}, got the value {value:.6g}: rescale them")
-        return True
-
-
 class _FoolboxModule(Guarded):
     def forward(self, images: Tensor) -> Tensor:
-        # eagerpy 0.30.0 differentiates x.clone(), which is a leaf unless the images themselves require a gradient;
-        # Foolbox 3.3.4 then adds to their .grad and fails at an assertion without a word.
-        if type(images.grad_fn).__name__ == "CloneBackward0":
-            raise ValueError("expected images that require no gradient, got some that do: pass images.detach()")
         # Foolbox 3.3.4's BoundaryAttack divides by a distance that is 0 for images wrong from the start, and hands over
         # NaN for them at every step; these rows must not end the attack on the others.
         broken = images.detach().isnan().flatten(1).any(1)
@@ -63,15 +43,26 @@ class FoolboxModel(_Base):  # type: ignore[misc]
 
     @property
     def bounds(self) -> Any:
-        """(lower, upper): numbers that raise a ValueError when images out of range are compared with them."""
-        return Bounds(_Lower(self._bounds.lower), _Upper(self._bounds.upper))
+        """(0, 1). Every attack asks for them first: ValueError for images that it cannot be run on.
+
+        Foolbox 3.3.4 checks the range by bare asserts. eagerpy 0.30.0 differentiates a clone of the images, which is no
+        leaf where they require a gradient: some attacks then add to the caller's .grad, others fail without a word.
+        """
+        images = argument_of(verify_input_bounds, "input")
+        if images is None:
+            return self._bounds
+        check_images(images.raw)
+        if images.raw.requires_grad:
+            raise ValueError("expected images that require no gradient, got some that do: pass images.detach()")
+        return Bounds(self._bounds.lower - TOLERANCE, self._bounds.upper + TOLERANCE)
 
 
 def to_foolbox(model: nn.Module, eot: int = 1) -> FoolboxModel:
     """The model for Foolbox's attacks: fresh noise from its plain stream in every call; flags and gradients untouched.
 
-    model: a JEMClassifier, held itself. eot: draws whose logits are averaged where Foolbox asks for a gradient; what it
-    judges success by stays a single draw. Foolbox judges with one draw an image, so judge with jr.evaluate.
+    model: a JEMClassifier, held itself. eot: draws whose logits, not whose gradients, are averaged where Foolbox asks
+    for a gradient, since it applies its loss to what it is handed (JEMARTClassifier computes the loss itself and
+    averages gradients). What Foolbox judges success by stays a single draw an image, so judge with jr.evaluate.
     Raises TypeError for another model, ValueError for eot; attacks raise ValueError for images out of [0, 1] or that
     require a gradient.
     """

@@ -4,7 +4,7 @@ import logging
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,17 @@ import torch
 
 QUIET_LOGGERS = ("art", "auto-attack")
 TOOLKIT_CODE = r"(art|foolbox|eagerpy|torchattacks|autoattack|pyautoattack)(\.|$)"
+
+
+def argument_of(function: Callable[..., Any], name: str) -> Any:
+    """The argument `name` of the call of `function` that is running now, None outside of one.
+
+    For what a toolkit does to images before it shows them to the model, which is where it has to be refused.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_locals.get(name)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from torch import Tensor
 from jem_robust.adapters.toolkit_jobs import (
     Job,
     adapter,
-    filled,
     is_attack,
+    made,
     norm_argument,
     parameters,
     same_norm,
@@ -39,7 +39,11 @@ def art_attacks() -> dict[str, Any]:
 
 
 def run_art(attack: Any, job: Job) -> Tensor:
-    """ART attacks numpy images; eps, eps_step, norm, th and batch_size are passed where the attack takes them."""
+    """ART attacks numpy images; eps, eps_step, norm, th and batch_size are passed where the attack takes them.
+
+    The classifier computes losses itself, so that EOT averages gradients there, and not logits in the module. But where
+    a loss_type is given, ART 1.20.1 attacks that module in a classifier of its own making.
+    """
     takes, name = parameters(attack), attack.__name__
     size = 1 if name in ONE_BY_ONE else len(job.images)
     offered: dict[str, Any] = {"verbose": False, "batch_size": size, "targeted": False}
@@ -53,8 +57,10 @@ def run_art(attack: Any, job: Job) -> Tensor:
         offered["th"] = max(1, round(job.eps * (1 if job.norm == "l0" else 255)))
     job.module.probabilities = name in PROBABILITIES
     shape = tuple(job.images.shape[1:])
-    classifier = adapter("art").JEMARTClassifier(job.module, input_shape=shape, nb_classes=job.classes)
-    built = attack(classifier, **filled(attack, job, offered))
+    eot = 1 if name == "AutoAttack" or job.arguments.get("loss_type") else job.module.eot
+    job.module.eot //= eot
+    classifier = adapter("art").JEMARTClassifier(job.module, input_shape=shape, nb_classes=job.classes, eot=eot)
+    built = made(attack, job, classifier, **offered)
     x = job.images.float().cpu().numpy()
     hot = np.eye(job.classes, dtype=np.float32)[job.labels.cpu().numpy()]
     parts = [slice(i, i + size) for i in range(0, len(x), size)]

@@ -12,14 +12,23 @@ from torch import Tensor
 
 from jem_robust.adapters.guard import Draws, check_eot
 from jem_robust.adapters.isolation import isolated
-from jem_robust.adapters.toolkit_jobs import Job, RefusedError, parameters
+from jem_robust.adapters.toolkit_jobs import (
+    INSTEAD,
+    LOOPS,
+    OURS,
+    REFUSED,
+    Job,
+    RefusedError,
+    check_arguments,
+    defaults,
+    parameters,
+)
 from jem_robust.adapters.toolkit_runs import TOOLKITS
 from jem_robust_attacks.batch import Batch, Report
 from jem_robust_attacks.norms import NORMS, distance, parse_epsilon, parse_norm, project, spread
 from jem_robust_attacks.result import AttackResult
 
 CONFIRM_DRAWS = 10
-OURS = ("eps", "max_epsilon", "norm", "distance", "targeted")  # decided by the evaluation, not by an argument
 SEED_WORD = 0x70017
 UNCHANGED = 1e-6
 
@@ -33,14 +42,16 @@ class ToolkitAttack:
     """An attack of ART, Foolbox, torchattacks or AutoAttack, untargeted, on any callable images -> logits.
 
     toolkit, name: "art", "ProjectedGradientDescent". norm: "linf", "l2", or "l0" for attacks on few pixels. arguments:
-    of the attack's constructor; eps and norm come from the evaluation, step sizes left out follow eps. eot: draws whose
-    logits are averaged for a gradient.
+    of the attack's constructor; eps and norm come from the evaluation, step sizes left out follow eps. eot: draws
+    averaged for a gradient: ART's gradients of the loss, but the logits for the others, who apply their loss themselves
+    (torchattacks:EOTPGD averages gradients).
 
     Results are projected into the norm's ball and the box. Noise is keyed by (seed, image ids), and global random
-    numbers are seeded from them and restored, so the same call gives the same result; but the toolkits draw for a
-    batch at a time, so another batch size gives another (equally good) result. `starts` is ignored: toolkits start as
-    they do. Raises ImportError naming the extra, ValueError for unknown names (near matches listed) and arguments,
-    ToolkitError for what fails in the toolkit.
+    numbers are seeded from them and restored, so the same call gives the same result. But toolkits draw for a batch at
+    a time and do not say for which images, so that results depend on its size and the images in it; one image a call
+    depends on nothing else and takes 2 to 6 times as long on a CPU. `starts` is ignored: toolkits start as they do.
+    Raises ImportError naming what to install, ValueError for unknown names (near matches listed), arguments, and
+    attacks that cannot be judged, ToolkitError for what fails in the toolkit.
     """
 
     toolkit: str
@@ -59,6 +70,7 @@ class ToolkitAttack:
                 raise ValueError(f"expected no argument {name}: it comes from the evaluation's own norm and epsilons")
             if name not in takes:
                 raise ValueError(f"{self.label} takes no argument {name!r}; {_near(name, takes)}")
+        check_arguments(self.label, self._attack(), self.arguments)
 
     @property
     def label(self) -> str:
@@ -70,12 +82,27 @@ class ToolkitAttack:
         """Whether the attack looks for the smallest perturbation once, rather than within a given eps."""
         return TOOLKITS[self.toolkit].minimizes(self._attack())
 
+    @property
+    def takes(self) -> list[str]:
+        """Names of the arguments it takes."""
+        return [name for name in parameters(self._attack()) if name not in OURS]
+
+    @property
+    def loop(self) -> tuple[str, int] | None:
+        """The argument that counts its iterations, and how many it makes."""
+        takes = parameters(self._attack())
+        name = next((name for name in LOOPS if name in takes), None)
+        return (name, self.arguments.get(name, takes[name].default)) if name else None
+
     def _attack(self) -> Any:
         if self.toolkit not in TOOLKITS:
             raise ValueError(f"unknown toolkit {self.toolkit!r}; {_near(self.toolkit, TOOLKITS)}")
+        if self.label in REFUSED:
+            raise ValueError(f"{self.label} cannot be used here: {REFUSED[self.label]}; use {INSTEAD[self.toolkit]}")
         attacks = TOOLKITS[self.toolkit].names()
         if self.name not in attacks:
-            raise ValueError(f"{self.toolkit} has no attack {self.name!r} for images; {_near(self.name, attacks)}")
+            usable = [name for name in attacks if f"{self.toolkit}:{name}" not in REFUSED]
+            raise ValueError(f"{self.toolkit} has no attack {self.name!r} for images; {_near(self.name, usable)}")
         return attacks[self.name]
 
     @torch.inference_mode(False)
@@ -116,10 +143,15 @@ class ToolkitAttack:
                 return TOOLKITS[self.toolkit].run(attack, job)
         except RefusedError:
             raise
+        except ImportError as error:
+            name = error.name or str(error)
+            raise ImportError(f"{self.label} needs {name}, which cannot be imported: pip install {name}") from error
         except Exception as error:
-            raise ToolkitError(
-                f"{self.label} failed within {self.toolkit} ({type(error).__name__}: {error}): "
-                f"arguments {dict(self.arguments)}; see its documentation for what it needs"
+            # Words are what neither we nor the constructors check: a wrong one only shows when it is looked up.
+            words = any(isinstance(value, str) for value in self.arguments.values())
+            raise (RefusedError if words else ToolkitError)(
+                f"{self.label} failed within {self.toolkit} ({type(error).__name__}: {error}) with the arguments "
+                f"{dict(self.arguments)}; it takes {defaults(attack)}: change them, or use another attack such as pgd"
             ) from error
 
     def _perturb(self, batch: Batch, eps: Any) -> tuple[Tensor, Tensor]:

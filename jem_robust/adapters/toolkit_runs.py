@@ -13,9 +13,10 @@ from torch import Tensor
 from jem_robust.adapters.toolkit_art import art_attacks, run_art
 from jem_robust.adapters.toolkit_jobs import (
     Job,
+    RefusedError,
     adapter,
-    filled,
     is_attack,
+    made,
     norm_argument,
     parameters,
     same_norm,
@@ -48,11 +49,11 @@ def run_foolbox(attack: Any, job: Job) -> Tensor:
     offered: dict[str, Any] = {"distance": LpDistance(order)}
     if "steps" in job.arguments and "abs_stepsize" not in job.arguments:
         offered["rel_stepsize"] = step_length(attack, job, 1.0, "steps")  # its default fits its default steps
-    built = attack(**filled(attack, job, offered))
+    built = made(attack, job, **offered)
     model = adapter("foolbox").FoolboxModel(job.module)
     fixed = isinstance(built, FixedEpsilonAttack)
     if fixed:
-        same_norm(attack, job, {np.inf: "linf", 2: "l2", 0: "l0"}.get(built.distance.p, str(built.distance)))
+        same_norm(attack, job, {np.inf: "linf", 2: "l2", 1: "l1", 0: "l0"}.get(built.distance.p, str(built.distance)))
     extra = {"epsilons": job.needed_eps() if fixed else None}
 
     def perturbed(images: Tensor, labels: Tensor) -> Tensor:
@@ -76,20 +77,25 @@ def run_foolbox(attack: Any, job: Job) -> Tensor:
 # torchattacks
 
 TORCHATTACKS_L2 = ("PGDL2", "PGDRSL2")
+TORCHATTACKS_RGB = ("TIFGSM", "PIFGSM", "PIFGSMPP")  # their kernels are written for 3 channels
 
 
 def torchattacks_attacks() -> dict[str, Any]:
-    """torchattacks' attacks without its wrappers."""
+    """torchattacks' attacks."""
     adapter("torchattacks")
 
     import torchattacks
 
-    return {name: getattr(torchattacks, name) for name in torchattacks.__all__ if name not in ("MultiAttack", "LGV")}
+    return {name: getattr(torchattacks, name) for name in torchattacks.__all__}
 
 
 def run_torchattacks(attack: Any, job: Job) -> Tensor:
     """eps (or max_epsilon), alpha, norm, n_classes and seed are passed where the attack takes them."""
-    takes = parameters(attack)
+    takes, channels = parameters(attack), job.images.shape[1]
+    if attack.__name__ in TORCHATTACKS_RGB and channels != 3:
+        raise RefusedError(
+            f"expected images of 3 channels, got {channels}: {attack.__name__} blurs RGB; use MIFGSM or PGD"
+        )
     offered: dict[str, Any] = {"n_classes": job.classes, "seed": job.seed % 2**31, "verbose": False}
     if "norm" in takes:
         offered["norm"] = norm_argument({"linf": "Linf", "l2": "L2"}, job.norm, attack)
@@ -99,7 +105,7 @@ def run_torchattacks(attack: Any, job: Job) -> Tensor:
             same_norm(attack, job, "l2" if attack.__name__ in TORCHATTACKS_L2 else "linf")
         offered[name] = eps = job.needed_eps()
         offered["alpha"] = step_length(attack, job, eps, "steps")
-    built = attack(job.module, **filled(attack, job, offered))
+    built = made(attack, job, job.module, **offered)
     if attack.__name__ == "JSMA":
         # torchattacks 3.5.1 aims at class (label + 1) % 10 however many classes there are.
         built.set_mode_targeted_by_function(lambda images, labels: (labels + 1) % job.classes, quiet=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 TUNED = (
     "eps", "limit", "iterations", "restarts", "eot", "attack_chains", "keep", "select_draws", "draws", "max_queries",
 )  # fmt: skip
+ATTACK_SETTINGS = ("iterations", "restarts", "eot", "loss", "keep", "max_queries")
 
 EXAMPLE = """
 \b
@@ -62,7 +63,7 @@ Example:
     "--attack-arg",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An argument of the --attack before it, e.g. max_iter=20; repeatable.",
+    help="An argument of the --attack before it, e.g. max_iter=20; repeatable. Toolkits' attacks take nothing else.",
 )
 @click.option(
     "--gradient",
@@ -116,7 +117,11 @@ Example:
 )
 @click.option("--device", default="cpu", show_default=True, help="Torch device.")
 @click.option("--memory", type=Memory(), default="1GB", show_default=True, help="Budget of the attack's graphs.")
-@click.option("--batch-size", type=click.IntRange(1), help="Images attacked at once.  [default: 64]")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Images attacked at once; toolkits' results depend on it.  [default: 64]",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False),
@@ -144,6 +149,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     usual = ["pointwise"] if norm == "l0" else ["transfer", "pgd"] if model.refinement.steps else ["pgd"]
     options["attack"] = list(options["attack"]) or usual
     options["eps"] = sorted({0.0, *options["eps"]})
+    check_taken(ctx, options)
     name = Path(str(model.card.get("name", "model"))).stem
     # An interrupted run goes on where its result.json lies; a finished one is repeated elsewhere.
     partial = ctx.meta.get(RESULT_FOLDER) if options["resume"] else None
@@ -179,9 +185,9 @@ def evaluation_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """Keywords of jem_robust.evaluate from the options."""
     from jem_robust.evaluation.members import from_name
 
-    taken = {k: options[k] for k in ("iterations", "restarts", "eot", "loss", "keep", "max_queries")}
+    taken = {k: options[k] for k in ATTACK_SETTINGS}
     names = options["attack"]
-    arguments = attack_arguments(options["attack_arg"], len(names))
+    arguments = attack_arguments(options["attack_arg"], names)
     return {
         "norm": options["norm"],
         "epsilons": options["eps"],
@@ -192,6 +198,28 @@ def evaluation_arguments(options: dict[str, Any]) -> dict[str, Any]:
         "batch_size": options["batch_size"],
         "attack_chains": options["attack_chains"],
     }
+
+
+def check_taken(ctx: click.Context, options: dict[str, Any]) -> None:
+    """A usage error for options given by hand that no attack of the run takes."""
+    from click.core import ParameterSource
+
+    from jem_robust.evaluation.members import arguments_taken, settings_taken
+
+    by_hand = {ParameterSource.COMMANDLINE}
+    if RESULT_FOLDER not in ctx.meta:  # a result.json holds the presets' defaults too
+        by_hand.add(ParameterSource.DEFAULT_MAP)
+    attacks = evaluation_arguments(options)["attacks"]
+    taken = set().union(*(settings_taken(attack) for attack in attacks))
+    ignored = [name for name in ATTACK_SETTINGS if name not in taken and ctx.get_parameter_source(name) in by_hand]
+    if ignored:
+        first = ", ".join(f"{name}=..." for name in arguments_taken(attacks[0]))
+        raise click.UsageError(
+            f"expected options that {' or '.join(options['attack'])} takes, got "
+            f"{', '.join('--' + name.replace('_', '-') for name in ignored)}: "
+            f"after --attack {options['attack'][0]} pass --attack-arg {first}",
+            ctx,
+        )
 
 
 def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: Path) -> "RobustnessCurve":

@@ -82,17 +82,20 @@ class AttackCommand(click.Command):
         return super().parse_args(ctx, numbered + [expected] * bool(expected))
 
 
-def attack_arguments(texts: Sequence[str], attacks: int) -> list[dict[str, Any]]:
+def attack_arguments(texts: Sequence[str], attacks: Sequence[str]) -> list[dict[str, Any]]:
     """One dictionary an attack from POSITION:key=value texts, numbers and booleans read as such."""
     import yaml
 
-    found: list[dict[str, Any]] = [{} for _ in range(attacks)]
+    found: list[dict[str, Any]] = [{} for _ in attacks]
     for text in texts:
         position, _, rest = text.partition(":")
         key, equals, value = rest.partition("=")
-        if not (position.isdecimal() and int(position) < attacks and key and equals):
+        if not (position.isdecimal() and int(position) < len(attacks) and key and equals):
             raise click.UsageError(f"expected --attack-arg key=value after an --attack, got {rest or text!r}")
-        found[int(position)][key.strip().replace("-", "_")] = yaml.safe_load(value)
+        name, own = key.strip().replace("-", "_"), found[int(position)]
+        if name in own:
+            raise click.UsageError(f"expected {name} once for {attacks[int(position)]}, got it twice: leave one out")
+        own[name] = yaml.safe_load(value)
     return found
 
 
@@ -137,7 +140,10 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.BadParameter(
             f"expected options of {ctx.info_name} in {value}, got {', '.join(unknown)}", ctx, param
         )
-    options.update(_split_attacks(options))
+    try:
+        options.update(_split_attacks(options))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, as in attack: [NAME: {{KEY: VALUE}}, NAME]", ctx, param) from error
     given = {k: _as_typed(known[k], v, ctx, param) for k, v in options.items() if v is not None}
     ctx.default_map = {**(ctx.default_map or {}), **given}
     return value
@@ -156,19 +162,31 @@ def _as_typed(option: click.Option, value: Any, ctx: click.Context, param: click
 
 
 def _split_attacks(options: dict[str, Any]) -> dict[str, Any]:
-    """Attacks of a YAML list, each a name or {name: {argument: value}}, as --attack and --attack-arg take them."""
-    attacks = options.get("attack")
-    if not isinstance(attacks, list) or not any(isinstance(attack, dict) for attack in attacks):
-        return {}
+    """Attacks of YAML, each a name or {name: {argument: value}}, as --attack and --attack-arg take them.
+
+    Arguments under a key of their own are one attack's, or a result.json's, which has them numbered.
+    """
+    attacks, own = (
+        [] if value is None else value if isinstance(value, list) else [value]
+        for value in (options.get("attack"), options.get("attack_arg"))
+    )
     names, texts = [], []
     for i, attack in enumerate(attacks):
-        name, arguments = next(iter(attack.items())) if isinstance(attack, dict) else (attack, {})
+        ((name, arguments), *more) = attack.items() if isinstance(attack, dict) and attack else [(attack, None)]
+        if more or not isinstance(name, str) or not isinstance(arguments, dict | None):
+            raise ValueError(f"expected attack to list names, each with its arguments, got {attack!r}")
         names.append(name)
         texts += [f"{i}:{key}={value}" for key, value in (arguments or {}).items()]
-    return {"attack": names, "attack_arg": texts}
+    for text in own:
+        numbered = isinstance(text, str) and text.partition(":")[0].isdecimal()
+        if not numbered and (not isinstance(text, str) or "=" not in text or len(names) != 1):
+            raise ValueError(f"expected attack_arg KEY=VALUE beside one attack, got {text!r} beside {names}")
+        texts.append(text if numbered else f"0:{text}")
+    return {key: value for key, value in (("attack", names), ("attack_arg", texts)) if value}
 
 
 config_option = click.option(
     "--config", metavar="FILE", is_eager=True, expose_value=False, callback=read_config,
-    help="YAML with these options as keys (for attack also a result.json: repeats that run). Options given here win.",
+    help="YAML with these options as keys (for attack also a result.json: repeats that run); attacks with "
+    "arguments as a list, attack: [NAME: {KEY: VALUE}, NAME]. Options given here win.",
 )  # fmt: skip

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from jem_robust_attacks.target import Target, as_target
 STANDING = 0.65  # share of images still worth attacking, on average over attacks and epsilons
 IMPROVED = 0.6  # share of images whose candidate changes at an eps and has to be judged anew
 EOT_GUESS = 4
+# A toolkit's attack is run for two numbers of iterations on a few images, and a line drawn through its costs.
+TOOLKIT_ITERATIONS = (2, 6)
+TOOLKIT_IMAGES = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def estimate(
     per_eps = draw.times(judge * IMPROVED * len(members))
     total = draw.times(select + judge)
     for member in members:
-        cost = _member_cost(model, member, x, y, seed, draw, select)
+        cost = _member_cost(model, member, x, y, seed, draw, select, max(epsilons))
         if member.minimizes:  # runs once, for all epsilons
             total += cost
         else:
@@ -77,7 +80,9 @@ def estimate(
     return Estimate(total.rows * len(images), total.seconds * len(images), peak, len(x))
 
 
-def _member_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, draw: Cost, select: int) -> Cost:
+def _member_cost(
+    model: Any, member: Member, x: Tensor, y: Tensor, seed: int, draw: Cost, select: int, eps: float
+) -> Cost:
     """Cost per image of one attack at one eps, its candidates' selection included."""
     attack = member.attack
     if isinstance(attack, PGD):
@@ -87,7 +92,27 @@ def _member_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, dr
         gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
         runs, candidates = attack.restarts + targets, attack.restarts + attack.keep
         return gradient.times(attack.steps * runs * eot) + draw.times(candidates * select)
+    if hasattr(attack, "toolkit"):
+        return _toolkit_cost(model, member, x[:TOOLKIT_IMAGES], y[:TOOLKIT_IMAGES], seed, eps) + draw.times(select)
     return draw.times(getattr(attack, "max_queries", 1000) + select)
+
+
+def _toolkit_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, eps: float) -> Cost:
+    attack, radius = member.attack, None if member.minimizes else eps
+
+    def cost(arguments: dict[str, Any]) -> Cost:
+        tried = replace(attack, arguments={**attack.arguments, **arguments})
+        return _measured(model, len(x), lambda: tried.search(member.target, x, y, radius, seed))
+
+    few, more = TOOLKIT_ITERATIONS
+    name, count = attack.loop or ("", 0)
+    if count <= more:
+        return cost({})
+    try:
+        short, longer = cost({name: few}), cost({name: more})
+    except (ValueError, RuntimeError):  # too few iterations for it, unless the whole attack fails as well
+        return cost({})
+    return short + (longer + short.times(-1)).times((count - few) / (more - few))
 
 
 def _measured(model: Any, count: int, work: Callable[[], object]) -> Cost:

@@ -119,6 +119,19 @@ class Transfer:
     attack: Any
 
 
+def settings_taken(attack: Any) -> set[str]:
+    """Which of the settings of from_name this attack of its making takes: none if it is a toolkit's."""
+    own = attack.attack if isinstance(attack, Transfer) else attack
+    names = set() if hasattr(own, "toolkit") else {field.name for field in fields(own)}
+    return names | ({"iterations"} if "steps" in names else set())
+
+
+def arguments_taken(attack: Any) -> list[str]:
+    """Names of the attack's own arguments."""
+    own = attack.attack if isinstance(attack, Transfer) else attack
+    return [*own.takes, "eot"] if hasattr(own, "toolkit") else [f.name for f in fields(own) if f.name != "norm"]
+
+
 def from_name(name: str, norm: str, arguments: Mapping[str, Any] | None = None, **settings: Any) -> Any:
     """An attack by its name: "transfer", "pgd", ..., or a toolkit's, e.g. "art:ProjectedGradientDescent".
 

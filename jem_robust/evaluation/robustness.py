@@ -208,6 +208,8 @@ class Evaluation:
 
     def _outcome(self, member: Member, i: int, attacked: int) -> dict[str, Any]:
         broke = (self.source == i) & (self.judged <= 0.5)
+        # At this or a smaller eps, as `broke` counts: what an attack is run on only shrinks from eps to eps.
+        attacked = max([attacked, *(row["attacks"][i]["attacked"] for row in self.per_attack)])
         left = torch.where(self.bad_gradients, 0.0, self.judged).mean()
         return {"name": member.name, "attacked": attacked, "broke": int(broke.sum()), "accuracy": float(left)}
 

@@ -9,9 +9,12 @@ from tests.adapters.world import CLASSES, batch, jem, untouched
 pytest.importorskip("foolbox", reason="pip install jem-robust[foolbox]")
 
 from foolbox import attacks
+from foolbox.distances import LpDistance
 from foolbox.models.pytorch import PyTorchModel
 
 from jem_robust.adapters.foolbox import to_foolbox
+from jem_robust.adapters.toolkit_jobs import REFUSED, parameters
+from jem_robust.adapters.toolkit_runs import foolbox_attacks
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -44,13 +47,29 @@ def test_eot_averages_where_a_gradient_is_asked_for() -> None:
         to_foolbox(model, eot=0)
 
 
-@pytest.mark.parametrize(
-    ("shift", "match"), [(0.5, "expected images up to 1.0"), (-0.5, "expected images from 0.0 up")]
+@pytest.mark.xfail(
+    strict=True,
+    reason="Foolbox 3.3.4 and eagerpy 0.30.0: the attack applies its loss to one batch of logits, not to a draw",
 )
-def test_images_out_of_range_are_refused_in_words(shift: float, match: str) -> None:
+def test_eot_averages_the_gradients_of_the_loss() -> None:
+    model = jem(1)
+    images, labels = batch(model)
+    gradients = []
+    for eot in (4, 1, 1, 1, 1):
+        if len(gradients) < 2:
+            model.reseed(2)
+        x = images.clone().requires_grad_()
+        nn.functional.cross_entropy(to_foolbox(model, eot)(x), labels).backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[0], torch.stack(gradients[1:]).mean(0), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("shift", [0.5, -0.5])
+def test_images_out_of_range_are_refused_in_words(shift: float) -> None:
     model = jem(0)
     images, labels = batch(model)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=r"expected images in \[0, 1\]"):
         attacks.LinfPGD(steps=1)(to_foolbox(model), images + shift, labels, epsilons=0.1)
     # Off by rounding is let through, which Foolbox's own assert is not lenient enough for.
     near = images.clone()
@@ -58,12 +77,20 @@ def test_images_out_of_range_are_refused_in_words(shift: float, match: str) -> N
     attacks.LinfPGD(steps=1)(to_foolbox(model), near, labels, epsilons=0.1)
 
 
-def test_images_that_require_a_gradient_are_refused_in_words() -> None:
+ALL = {name: attack for name, attack in foolbox_attacks().items() if f"foolbox:{name}" not in REFUSED}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_images_that_require_a_gradient_are_refused_in_words(name: str) -> None:
     model = jem(1)
     images, labels = batch(model)
     images.requires_grad_()
+    if "BrendelBethge" in name:
+        pytest.importorskip("numba", reason="which this attack needs")
+    small = {"steps": 2, "distance": LpDistance(2)}
+    made = ALL[name](**{key: value for key, value in small.items() if key in parameters(ALL[name])})
     with pytest.raises(ValueError, match=r"pass images.detach\(\)"):
-        attacks.L2FastGradientAttack()(to_foolbox(model), images, labels, epsilons=0.1)
+        made(to_foolbox(model), images, labels, epsilons=0.1)
     assert images.grad is None
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from jem_robust.adapters.guard import Draws
 from jem_robust.adapters.isolation import isolated
 from jem_robust.adapters.toolkit_attacks import ToolkitAttack, ToolkitError, is_toolkit_attack, parse_attack
+from jem_robust.adapters.toolkit_jobs import REFUSED, parameters
+from jem_robust.adapters.toolkit_runs import TOOLKITS
+from jem_robust.evaluation.robustness import evaluate
 from tests.adapters.world import EPS, batch, global_state, jem, untouched
 
 for toolkit in ("art", "foolbox", "torchattacks"):
@@ -46,6 +49,29 @@ def test_parsing() -> None:
         ("art:BoundaryAttack", "l2", {"targeted": True}, "comes from the evaluation"),
         ("art:DeepFool", "l3", {}, "expected a norm"),
         ("art:DeepFool", "l2", {"eot": 0}, "expected eot"),
+        ("foolbox:LinfPGD", "linf", {"steps": 0}, "expected steps to be a whole number from 1 up, got 0"),
+        ("torchattacks:PGD", "linf", {"steps": -1}, "expected steps to be a whole number from 1 up, got -1"),
+        ("torchattacks:PGD", "linf", {"steps": True}, "whole number from 1 up"),
+        ("foolbox:LinfPGD", "linf", {"steps": 2.5}, "whole number from 1 up, got 2.5"),
+        ("autoattack:rand", "linf", {"iterations": 0}, "whole number from 1 up"),
+        ("torchattacks:Square", "linf", {"n_queries": "many"}, "whole number from 1 up, got 'many'"),
+        (
+            "art:ProjectedGradientDescent",
+            "linf",
+            {"max_iter": "abc"},
+            "whole number from 1 up, got 'abc'.*max_iter=100",
+        ),
+        ("art:ProjectedGradientDescent", "linf", {"max_iter": -3}, "whole number from 1 up, got -3"),
+        ("art:ProjectedGradientDescent", "linf", {"num_random_init": -1}, "whole number from 0 up"),
+        ("art:ProjectedGradientDescent", "linf", {"random_eps": "maybe"}, "expected random_eps to be true or false"),
+        ("torchattacks:PGD", "linf", {"random_start": 3}, "expected random_start to be true or false"),
+        ("torchattacks:PGD", "linf", {"alpha": "-1/255"}, "expected alpha to be a number above 0"),
+        ("foolbox:LinfPGD", "linf", {"rel_stepsize": 0}, "expected rel_stepsize to be a number above 0"),
+        ("torchattacks:CW", "l2", {"kappa": "wide"}, "expected kappa to be a number"),
+        ("foolbox:L2DeepFoolAttack", "l2", {"loss": "foo"}, "expected loss out of logits, crossentropy, got 'foo'"),
+        ("foolbox:VirtualAdversarialAttack", "l2", {}, "needs steps.*--attack-arg steps="),
+        ("art:SpatialTransformation", "linf", {}, "needs max_translation or max_rotation"),
+        *((name, "linf", {}, f"cannot be used here.*(use|pass) .*{name.partition(':')[0]}:") for name in REFUSED),
     ],
 )
 def test_what_does_not_exist_is_refused_with_near_matches(text: str, norm: str, arguments: Any, match: str) -> None:
@@ -71,6 +97,106 @@ def test_what_does_not_fit_the_evaluation_is_refused(text: str, norm: str, eps: 
     images, labels = batch(model)
     with pytest.raises(ValueError, match=match):
         parse_attack(text, norm)(model, images, labels, eps)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "match"),
+    [
+        ("art:ProjectedGradientDescent", {"eps_step": [1, 2]}, r"ProjectedGradientDescent.*eps_step.*max_iter=100"),
+        ("art:BoundaryAttack", {"init_size": -1}, "init_size"),
+        ("torchattacks:APGD", {"loss": "foo"}, "'loss': 'foo'"),
+        ("foolbox:VirtualAdversarialAttack", {"steps": 3}, "whose eps is in l2"),
+        ("torchattacks:TIFGSM", {}, "3 channels, got 1"),
+    ],
+)
+def test_arguments_only_the_toolkit_can_check_are_bad_usage_too(text: str, arguments: Any, match: str) -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    with pytest.raises(ValueError, match=match):
+        parse_attack(text, "l2" if "Boundary" in text else "linf", arguments)(model, images, labels, 0.1)
+
+
+def test_modules_a_toolkit_misses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    monkeypatch.setitem(sys.modules, "cma", None)
+    with pytest.raises(ImportError, match=r"art:ThresholdAttack needs cma.*pip install cma"):
+        parse_attack("art:ThresholdAttack", "linf")(model, images, labels, 0.1)
+
+
+SMALL = {
+    "max_iter": 2, "steps": 2, "n_queries": 3, "binary_search_steps": 1, "num_trial": 2, "sample_size": 3,
+    "max_eval": 4, "init_eval": 2, "init_size": 3, "max_translation": 1, "iterations": 2, "eot_iter": 1, "nb_steps": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("toolkit", TOOLKITS)
+def test_every_attack_offered_runs_or_says_why_not(toolkit: str) -> None:
+    model = jem(0)
+    images, labels = batch(model)
+    for name, kind in TOOLKITS[toolkit].names().items():
+        refused = f"{toolkit}:{name}" in REFUSED
+        arguments = {} if refused else {k: v for k, v in SMALL.items() if k in parameters(kind)}
+        for norm in ("linf", "l2"):
+            try:
+                attack = ToolkitAttack(toolkit, name, norm, arguments)
+                attack.search(model, images, labels, None if attack.minimizes else EPS[norm])
+            except (ValueError, ImportError) as error:
+                assert refused or "expected" in str(error) or "pip install" in str(error), (name, error)  # noqa: PT017
+            else:
+                assert not refused, name
+                break
+
+
+class Split:
+    """Every other draw sees other pixels, so that the loss of mean logits is not the mean loss."""
+
+    bounds, deterministic = (0.0, 1.0), False
+
+    def draw(self, x: Tensor, ids: Tensor, draws: Tensor, *keys: Any) -> Tensor:
+        pixels = x.flatten(1)
+        return 9 * torch.where((draws % 2 == 0).unsqueeze(1), pixels[:, :3], pixels[:, 3:6] - 0.4)
+
+
+def test_art_attacks_average_gradients_and_not_logits() -> None:
+    """One FGSM step in l2 follows the mean over draws of the gradients of the cross-entropy."""
+    images = 0.3 + 0.4 * torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    radius, labels = 1e-2, torch.tensor([1])
+    attack = parse_attack("art:FastGradientMethod", "l2", {"eot": 4})
+    found = attack.search(Split(), images, labels, radius)[0][:, 0]
+    x = images.clone().requires_grad_()
+    logits = [Split().draw(x, labels, torch.tensor([draw])) for draw in range(2)]
+    loss = sum(torch.nn.functional.cross_entropy(part, labels) for part in logits)
+    gradient = torch.autograd.grad(loss, x)[0]  # type: ignore[arg-type]
+    torch.testing.assert_close(found - images, radius * gradient / gradient.norm(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["art:ProjectedGradientDescent", "foolbox:LinfPGD", "torchattacks:PGD"])
+def test_one_image_at_a_time_nothing_depends_on_the_others(text: str) -> None:
+    model = jem(1)
+    images, labels = batch(model)
+    random_start = {"num_random_init": 1} if text.startswith("art") else {}
+    steps = {"max_iter" if text.startswith("art") else "steps": 3}
+    attack = parse_attack(text, "linf", {**steps, **random_start})
+    settings: Any = {"epsilons": [0.05], "attacks": [attack], "draws": 4, "select_draws": 3, "batch_size": 1}
+    whole = evaluate(model, images, labels, **settings)
+    part = evaluate(model, images[:2], labels[:2], **settings)
+    assert np.array_equal(whole.p_correct[:, :2], part.p_correct)
+    assert np.array_equal(whole.adversarials[:, :2], part.adversarials)
+
+
+def test_the_same_attack_twice_never_breaks_more_than_it_attacked() -> None:
+    model = jem(0)
+    images, labels = batch(model, 40)
+    attack = parse_attack("torchattacks:PGD", "linf", {"steps": 2})
+    curve = evaluate(model, images, labels, epsilons=[0, 0.01, 0.02, 0.04, 0.3], attacks=[attack, attack])
+    rows = [row["attacks"] for row in curve.per_attack]
+    assert all(a["broke"] <= a["attacked"] <= 40 for row in rows for a in row)
+    assert rows[0][0]["attacked"] == 0
+    assert [row[0]["attacked"] for row in rows[1:]] == [round(40 * curve.clean)] * 4
+    for row, raw in zip(rows, curve.raw, strict=True):
+        assert sum(a["broke"] for a in row) == round(40 * (curve.clean - raw))
 
 
 @pytest.mark.parametrize("text", ["art:CarliniL2Method", "foolbox:L2DeepFoolAttack", "torchattacks:DeepFool"])
@@ -140,11 +266,20 @@ def test_a_broken_network_is_reported_and_not_robust() -> None:
 
 
 def test_errors_of_a_toolkit_name_it() -> None:
-    model = jem(0)
-    images, labels = batch(model)
+    class Fails:
+        bounds, deterministic = (0.0, 1.0), True
+
+        def draw(self, x: Tensor, ids: Tensor, draws: Tensor, *keys: Any) -> Tensor:
+            if x.requires_grad:
+                raise KeyError("lost")
+            return x.flatten(1)[:, :3]
+
+    images, labels = batch(jem(0))
     outside = global_state()
-    with pytest.raises(ToolkitError, match="foolbox:DatasetAttack failed within foolbox"):
-        parse_attack("foolbox:DatasetAttack", "l2")(model, images, labels, 0.5)
+    with pytest.raises(
+        ToolkitError, match=r"foolbox:LinfPGD failed within foolbox .KeyError.*steps=40.*another attack"
+    ):
+        parse_attack("foolbox:LinfPGD", "linf")(Fails(), images, torch.zeros_like(labels), 0.5)
     assert global_state() == outside
 
 
