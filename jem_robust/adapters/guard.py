@@ -4,7 +4,11 @@ Reasons, read from the toolkits' source: ART 1.20.1 switches training flags and 
 3.5.1 calls train() on the whole model, Foolbox 3.3.4 asks for a model in eval mode and moves it to a GPU.
 """
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
+from functools import cache
+from numbers import Integral
 from typing import Any, Self
 
 import torch
@@ -13,6 +17,10 @@ from torch import Tensor, nn
 from jem_robust.classifier import JEMClassifier
 
 HALF = 0.5
+# Shares of the box by which an attack's search may leave it: UniversalPerturbation goes far, other units go further
+# (-1 to 1, 0 to 255).
+OVERSHOOT = 0.9
+TOLERANCE = 1e-6  # as in images.py, which clamps what is nearer
 
 
 def missing(module: str, remedy: str, error: ImportError) -> ImportError:
@@ -31,6 +39,47 @@ def check_eot(eot: Any) -> None:
     """Raise ValueError unless eot is a whole number from 1 up."""
     if isinstance(eot, bool) or not isinstance(eot, int) or eot < 1:
         raise ValueError(f"expected eot to be a whole number from 1 up, got {eot!r}")
+
+
+def check_batch_size(batch_size: Any) -> int:
+    """batch_size as an int; ValueError unless it is a whole number from 1 up."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
+        raise ValueError(f"expected batch_size to be a whole number from 1 up, got {batch_size!r}: pass e.g. 128")
+    return int(batch_size)
+
+
+def asked_by(package: str) -> bool:
+    """Whether the code that called our adapters belongs to a package, e.g. "art.attacks."."""
+    frame = sys._getframe(1)
+    while frame.f_back and str(frame.f_globals.get("__name__", "")).startswith(__package__ or ""):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).startswith(package)
+
+
+def edged(images: Tensor, bounds: Any = (0.0, 1.0)) -> Tensor:
+    """Images for a model that takes none beyond the bounds: what ART's search overshoots becomes the edge.
+
+    ART 1.20.1's NewtonFool, ZooAttack (by its spline zoom) and UniversalPerturbation ask about points outside of
+    clip_values and clip only what they return (ShadowAttack goes further than is told from other units, and is
+    refused). So where ART is what asks, up to OVERSHOOT is cut off, the gradient
+    passing through, and noted once in the log. Otherwise, or further out, images come back as they are, for the model
+    to refuse.
+    """
+    if not images.is_floating_point() or images.numel() == 0 or not asked_by("art."):
+        return images
+    low, high = (torch.as_tensor(bound, dtype=images.dtype, device=images.device) for bound in bounds)
+    inside = images.detach().clamp(low, high)
+    beyond = float(((images.detach() - inside).abs() / (high - low)).max())
+    if not TOLERANCE < beyond <= OVERSHOOT:
+        return images
+    note_once("an ART attack asked about images outside of [0, 1]: the model was asked about the edge of it instead")
+    return inside + (images - images.detach())
+
+
+@cache
+def note_once(text: str) -> None:
+    """Log a warning, as ART does with its own, once a process."""
+    logging.getLogger(__name__).warning(text)
 
 
 class Guarded(nn.Module):
@@ -75,6 +124,24 @@ class Guarded(nn.Module):
     def device(self) -> torch.device:
         """Where the model is now."""
         device: torch.device = self.model.device  # type: ignore[assignment]
+        return device
+
+
+class Hidden(Guarded):
+    """Guarded for code that finds parameters and flags through its submodules: it has none of the model's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(nn.Identity())
+        self._hidden = (model,)  # in a tuple, so that it is not registered as a submodule
+
+    def _draw(self, images: Tensor) -> Tensor:
+        logits: Tensor = self._hidden[0](images)
+        return logits
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is now."""
+        device: torch.device = self._hidden[0].device  # type: ignore[assignment]
         return device
 
 

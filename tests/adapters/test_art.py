@@ -217,19 +217,3 @@ def test_what_does_not_fit_is_refused() -> None:
         classifier.predict(np.full((1, *SHAPE), 2, np.float32))
     with pytest.raises(TypeError, match="divide by 255"):
         classifier.predict(np.zeros((1, *SHAPE), np.uint8))
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="ART 1.20.1: AutoProjectedGradientDescent(loss_type=...) rebuilds a plain PyTorchClassifier around .model",
-)
-def test_apgd_with_a_loss_of_its_own_leaves_the_model_alone() -> None:
-    from art.attacks.evasion import AutoProjectedGradientDescent
-
-    model = jem(0)
-    images, labels = batch(model)
-    attack = AutoProjectedGradientDescent(
-        JEMARTClassifier(model), eps=0.1, max_iter=2, nb_random_init=1, loss_type="cross_entropy", verbose=False
-    )
-    with untouched(model, images, everything=False):
-        attack.generate(x=images.numpy(), y=labels.numpy())

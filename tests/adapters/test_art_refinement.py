@@ -52,8 +52,8 @@ def test_it_protects_an_art_classifier(gradient: str) -> None:
     defence = SGLDRefinement(model, gradient=gradient)
     classifier = somebody(defence)
     images, labels = batch(model)
+    defence.reseed(1)
     with untouched(model, images, everything=False):
-        defence.reseed(1)
         logits = classifier.predict(images.numpy())
         refined = model.with_refinement(chains=1).reseed(1).refine(images).squeeze(1).numpy()
         np.testing.assert_allclose(logits, somebody(None).predict(refined), rtol=1e-4, atol=1e-5)
@@ -82,3 +82,62 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(TypeError, match="log p"):
         SGLDRefinement("energy")  # type: ignore[arg-type]
     assert isinstance(SGLDRefinement(Quadratic()).model, JEMClassifier)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "straight-through"])
+def test_the_noise_is_that_of_the_models_own_stream(gradient: str) -> None:
+    model = jem(2)
+    defence = SGLDRefinement(model, gradient=gradient)
+    images, _ = batch(model)
+
+    def own() -> Tensor:
+        return model.with_refinement(chains=1).refine(images).squeeze(1)
+
+    def refined() -> Tensor:
+        return defence.forward(images)[0]
+
+    model.reseed(4)
+    first, second = refined(), refined()
+    assert not torch.equal(first, second)
+    assert model._position == 2 * len(images)
+    model.reseed(4)
+    torch.testing.assert_close(refined(), first)
+    torch.testing.assert_close(model.with_refinement(chains=1).reseed(4).refine(images).squeeze(1), first)
+    model(images)  # takes noise of the same stream
+    assert not torch.allclose(refined(), second)
+    with model.frozen_noise(3):
+        assert torch.equal(refined(), refined())
+        frozen = refined()
+    with model.with_refinement(chains=1).frozen_noise(3) as view:
+        torch.testing.assert_close(view.refine(images).squeeze(1), frozen)
+    assert not torch.equal(refined(), frozen)
+
+
+@pytest.mark.parametrize("kind", ["model", "energy"])
+def test_seeds_differ(kind: str) -> None:
+    model = jem(2)
+    images, _ = batch(model)
+
+    def refined(seed: int) -> Tensor:
+        if kind == "model":
+            return SGLDRefinement(model, seed=seed).forward(images)[0]
+        return SGLDRefinement(Quadratic(), Refinement(steps=1, step_size=0.1), seed=seed).forward(images)[0]
+
+    position = model._position
+    assert torch.equal(refined(1), refined(1))
+    assert not torch.equal(refined(1), refined(2))
+    assert model._position == position
+
+
+def test_parameters_take_effect_or_are_refused() -> None:
+    model = jem(2)
+    defence = SGLDRefinement(model, seed=1)
+    images, _ = batch(model)
+    x = images.clone().requires_grad_()
+    defence.set_params(gradient="straight-through", clip=True)
+    gradient = torch.autograd.grad(defence.forward(x)[0].clamp(0, 1).sum(), x)[0]
+    assert set(gradient.unique().tolist()) <= {0.0, 1.0}
+    for wrong in ({"gradient": "nope"}, {"clip": 3}, {"steps": 3}):
+        with pytest.raises(ValueError, match="expected"):
+            defence.set_params(**wrong)
+    assert (defence.gradient, defence.clip) == ("straight-through", True)
