@@ -30,6 +30,8 @@ EOT_CAP = 32
 EOT_AGREEMENT = 0.9
 CONFIRM_DRAWS = 10
 ROUNDING = 1e-5  # relative error of logits, unless the model names its own
+TARGETED = 0.25  # of the iterations: what a targeted run takes
+NEAR = 0.4  # of an image's margin: with more left targeted runs were never seen to help
 RESTART = 1  # word that keys random starts
 
 
@@ -41,10 +43,10 @@ class PGD:
     further ones at random in the ball. eot: draws averaged per gradient; "auto": 1 for a deterministic model, else
     doubled, for each image by itself, until two half-means agree (cosine at least .9), at most 32. loss: "ce", "margin"
     or "dlr". step_size: in image units, 2.5 * eps / steps by default. keep: images by best running loss that are handed
-    over as candidates beside each restart's last iterate. targets: classes that what still stands after all restarts is
-    driven to, one after the other, linearly nearest first (Croce & Hein 2020 found targeted runs the strongest);
-    "auto": 3 for a deterministic model, where it is known what stands, none for a random one. early_stop: leave images
-    that surely fool a deterministic model. Raises ValueError on settings out of range.
+    over as candidates beside each restart's last iterate. targets: classes that what still stands after all restarts,
+    but not far, is driven to in short runs, linearly nearest first (Croce & Hein 2020 found targeted runs the
+    strongest); "auto": 3 for a deterministic model, where it is known what stands, none for a random one. early_stop:
+    leave images that surely fool a deterministic model. Raises ValueError on settings out of range.
     """
 
     norm: str = "linf"
@@ -126,16 +128,18 @@ class PGD:
             return images.unsqueeze(1).clone()
         center = images.to(torch.promote_types(images.dtype, torch.float32))
         ascent = Ascent(batch, center, eps, self._eot(batch, center), Best(center, self.keep))
-        lasts = [self._ascend(ascent, self._start(batch, center, eps, r, starts)) for r in range(self.restarts)]
+        lengths = [self.step_size or 2.5 * eps / self.steps] * self.steps
+        lasts = [
+            self._ascend(ascent, self._start(batch, center, eps, r, starts), lengths) for r in range(self.restarts)
+        ]
         if wanted := self._wanted_targets(batch):
-            lasts.append(self._targeted(ascent, wanted))
+            lasts.append(self._targeted(ascent, wanted, lasts[-1]))
         return rounded(torch.stack([*lasts, *ascent.best.images], 1), center.unsqueeze(1), images.dtype)
 
-    def _ascend(self, ascent: Ascent, x: Tensor, target: Tensor | None = None) -> Tensor:
-        """One run from x (N, ...), towards the classes target (N,) if given; returns the last iterates."""
+    def _ascend(self, ascent: Ascent, x: Tensor, lengths: list[float], target: Tensor | None = None) -> Tensor:
+        """One run from x (N, ...) in steps of these lengths, towards the classes target (N,) if given; its end."""
         batch, eot, active = ascent.batch, ascent.eot, ascent.active
-        length = self.step_size or 2.5 * ascent.eps / self.steps
-        for _ in range(self.steps):
+        for length in lengths:
             # An image's draws are the same whatever other images need.
             draws = batch.fresh(EOT_CAP if self.eot == "auto" else int(self.eot))
             for count in sorted(set(eot[active].tolist())):
@@ -157,13 +161,30 @@ class PGD:
             return 3 if batch.target.deterministic and self.early_stop else 0
         return int(self.targets)
 
-    def _targeted(self, ascent: Ascent, wanted: int) -> Tensor:
-        """Where the targeted runs leave each image: the one that fooled the model, else the last (N, ...)."""
-        x = ascent.center.clone()
+    def _targeted(self, ascent: Ascent, wanted: int, last: Tensor) -> Tensor:
+        """Short runs from where the last one ended, on what it brought near a boundary; where they end (N, ...).
+
+        An image that fooled the model towards one class is kept out of the others.
+        """
+        if ascent.batch.target.deterministic:
+            ascent.active &= self._near(ascent, last)
+        count, x = max(1, round(TARGETED * self.steps)), last.clone()
+        lengths = [ascent.eps * (1 - t / count) for t in range(count)]  # across the ball first, then with care
         for target in nearest_classes(ascent, wanted, self.norm):
             standing = ascent.active.clone()
-            x = torch.where(spread(standing, x), self._ascend(ascent, ascent.center.clone(), target), x)
+            x = torch.where(spread(standing, x), self._ascend(ascent, last.clone(), lengths, target), x)
         return x
+
+    def _near(self, ascent: Ascent, last: Tensor) -> Tensor:
+        """Where the margin is a small part of the image's own: (N,) bool."""
+        batch, rows = ascent.batch, ascent.active.nonzero().squeeze(1)
+        near = torch.zeros_like(ascent.active)
+        if len(rows):
+            first, now = (
+                margin(batch.logits(x[rows], rows, batch.fresh(1)), batch.labels[rows]) for x in (ascent.center, last)
+            )
+            near[rows] = now >= NEAR * first
+        return near
 
     def _start(self, batch: Batch, center: Tensor, eps: float, restart: int, starts: Tensor | None) -> Tensor:
         if restart == 0:
@@ -197,9 +218,7 @@ class PGD:
         value = values.view(len(draws), -1).mean(0)
         if not batch.target.deterministic:
             return gradient, value, torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-        # Beyond what another batch size, or the full precision of the verdict, could round away.
-        scale = getattr(batch.target, "rounding", ROUNDING) * (1 + logits.detach().abs().amax(1))
-        return gradient, value, margin(logits.detach(), labels) > scale
+        return gradient, value, sure(logits.detach(), labels, getattr(batch.target, "rounding", ROUNDING))
 
     def _eot(self, batch: Batch, center: Tensor) -> Tensor:
         """Draws to average for each image: (N,) int64."""
@@ -225,6 +244,11 @@ class PGD:
             count *= 2
             eot[rows] = count
             second = direction(rows, draws[count : 2 * count])
+
+
+def sure(logits: Tensor, labels: Tensor, rounding: float) -> Tensor:
+    """Wrong (N,) by more than another batch size, or the full precision of a verdict, could round away."""
+    return margin(logits, labels) > rounding * (1 + logits.abs().amax(1))
 
 
 def _given(eps: Any) -> float:

@@ -73,6 +73,13 @@ Example:
     help="How attacks differentiate the refinement.",
 )
 @click.option(
+    "--precision",
+    type=click.Choice(["float32", "bf16"]),
+    default="float32",
+    show_default=True,
+    help="Of attack gradients; verdicts always are in the network's own. bf16: faster where the processor has it.",
+)
+@click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
     default="quick",
@@ -197,6 +204,7 @@ def evaluation_arguments(options: dict[str, Any]) -> dict[str, Any]:
         "seed": options["seed"],
         "batch_size": options["batch_size"],
         "attack_chains": options["attack_chains"],
+        "precision": options["precision"],
     }
 
 

@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from jem_robust.evaluation.checks import probe
-from jem_robust.evaluation.members import Member, resolve
+from jem_robust.evaluation.members import Member, descending, narrowed, resolve
 from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
-from jem_robust_attacks import PGD
+from jem_robust_attacks import PGD, Descent
 from jem_robust_attacks.losses import margin
 from jem_robust_attacks.norms import parse_norm
+from jem_robust_attacks.pgd import TARGETED
 from jem_robust_attacks.target import Target, as_target
 
 STANDING = 0.65  # share of images still worth attacking, on average over attacks and epsilons
 IMPROVED = 0.6  # share of images whose candidate changes at an eps and has to be judged anew
 EOT_GUESS = 4
+NEARBY = 0.7  # share of images near enough to a boundary for targeted runs
+DESCENT = 1.3  # attacks that fail, and cheap ones that do not, an image
 # A toolkit's attack is run for two numbers of iterations on a few images, and a line drawn through its costs.
 TOOLKIT_ITERATIONS = (2, 6)
 TOOLKIT_IMAGES = 2
@@ -56,6 +59,7 @@ class Estimate:
 def estimate(
     model: Any, images: Any, labels: Any, *, norm: str, epsilons: list[float], attacks: list[Any], draws: int,
     select_draws: int, seed: int, batch_size: int | None, attack_chains: int | None, probe_images: int,
+    precision: str = "float32",
 ) -> Estimate:  # fmt: skip
     """Cost of the evaluation with these arguments, see `evaluate`; measures on the first `probe_images` images."""
     x = check_images(images, getattr(model, "input_shape", None))[:probe_images].to(getattr(model, "device", "cpu"))
@@ -66,7 +70,8 @@ def estimate(
     probe(target, x, y, torch.arange(len(x), device=x.device), seed)  # says what is wrong with the model's output
     draw = _measured(model, len(x), lambda: _draw(target, x, seed))
     select, judge = (1, 1) if target.deterministic else (select_draws, draws)
-    members = resolve(attacks, model, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains)
+    attacked = narrowed(model, precision)
+    members = descending(resolve(attacks, attacked, x, parse_norm(norm, ("linf", "l2", "l0")), attack_chains), epsilons)
     per_eps = draw.times(judge * IMPROVED * len(members))
     total = draw.times(select + judge)
     for member in members:
@@ -85,16 +90,21 @@ def _member_cost(
 ) -> Cost:
     """Cost per image of one attack at one eps, its candidates' selection included."""
     attack = member.attack
+    if isinstance(attack, Descent):
+        return _pgd_cost(model, member, attack.attack, x, y, seed).times(DESCENT)
     if isinstance(attack, PGD):
-        certain = member.target.deterministic
-        eot = (1 if certain else EOT_GUESS) if attack.eot == "auto" else int(attack.eot)
-        targets = (3 if certain and attack.early_stop else 0) if attack.targets == "auto" else int(attack.targets)
-        gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
-        runs, candidates = attack.restarts + targets, attack.restarts + attack.keep
-        return gradient.times(attack.steps * runs * eot) + draw.times(candidates * select)
+        return _pgd_cost(model, member, attack, x, y, seed) + draw.times((attack.restarts + attack.keep) * select)
     if hasattr(attack, "toolkit"):
         return _toolkit_cost(model, member, x[:TOOLKIT_IMAGES], y[:TOOLKIT_IMAGES], seed, eps) + draw.times(select)
     return draw.times(getattr(attack, "max_queries", 1000) + select)
+
+
+def _pgd_cost(model: Any, member: Member, attack: PGD, x: Tensor, y: Tensor, seed: int) -> Cost:
+    certain = member.target.deterministic
+    eot = (1 if certain else EOT_GUESS) if attack.eot == "auto" else int(attack.eot)
+    targets = (3 if certain and attack.early_stop else 0) if attack.targets == "auto" else int(attack.targets)
+    gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
+    return gradient.times(attack.steps * (attack.restarts + NEARBY * TARGETED * targets) * eot)
 
 
 def _toolkit_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, eps: float) -> Cost:

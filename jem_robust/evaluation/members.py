@@ -105,6 +105,26 @@ def _member(attack: Any, model: Any, images: Tensor, norm: str, chains: int | No
     return Member(name, attack, as_target(view, images))
 
 
+def narrowed(model: Any, precision: str) -> Any:
+    """The view of a model whose attack gradients have this precision. ValueError where it has no such view."""
+    if precision == "float32":
+        return model
+    if not hasattr(model, "with_precision"):
+        raise ValueError(f"expected a JEMClassifier for precision {precision!r}, got another model: use float32")
+    return model.with_precision(precision)
+
+
+def descending(members: list[Member], epsilons: Sequence[float]) -> list[Member]:
+    """The members, with PGD on deterministic models run at many epsilons from the largest down."""
+    several = sum(eps > 0 for eps in epsilons) > 1
+
+    def lowered(attack: Any, target: Target) -> Any:
+        suits = several and type(attack) is jem_robust_attacks.PGD and attack.early_stop and target.deterministic
+        return jem_robust_attacks.Descent(attack, tuple(epsilons)) if suits else attack
+
+    return [replace(member, attack=lowered(member.attack, member.target)) for member in members]
+
+
 def report_name(attack: Any) -> str:
     """The name an attack object goes by in tables: its own, or the command line's word for its kind."""
     kind = type(attack).__name__

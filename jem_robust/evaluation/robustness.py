@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jem_robust.evaluation.checks import nonfinite, probe
 from jem_robust.evaluation.curve import RobustnessCurve
-from jem_robust.evaluation.members import Member, resolve, within
+from jem_robust.evaluation.members import Member, descending, narrowed, resolve, within
 from jem_robust.evaluation.verdict import Score, score
 from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
@@ -94,9 +94,9 @@ class Evaluation:
         certain = self.target.deterministic
         self.draws, self.select_draws = (1, 1) if certain else (draws, select_draws)
         self.batch_size = batch_size
-        attacked = model if precision == "float32" else _narrowed(model, precision)
         self.precision = precision
-        self.members = resolve(attacks, attacked, self.images, self.norm, attack_chains)
+        attacked = narrowed(model, precision)
+        self.members = descending(resolve(attacks, attacked, self.images, self.norm, attack_chains), self.epsilons)
         self.best = self.images.clone()
         self.selected = self._score(self.images, self.all, "select", self.select_draws)
         judged = self._score(self.images, self.all, "judge", self.draws)
@@ -188,7 +188,7 @@ class Evaluation:
         found, images = self._closest[i][rows], self.images[rows].unsqueeze(1)
         near = (
             torch.stack([distance(found[:, m], images[:, 0], self.norm) for m in range(found.shape[1])], 1)
-            <= eps + 1e-9
+            <= eps + 1e-6  # what float32 may have added; `within` takes it off
         )
         return torch.where(near.view(*near.shape, 1, 1, 1), found, images), self.bad_gradients[rows]
 
@@ -254,19 +254,13 @@ class Evaluation:
             "model": card,
             "refinement": asdict(refinement) if refinement is not None else None,
             "gradient": getattr(self.model, "gradient", None),
-            "attacks": [{"name": m.name, **_settings(m.attack)} for m in self.members],
+            "attacks": [{"name": m.name, **_settings(getattr(m.attack, "attack", m.attack))} for m in self.members],
             "attack_chains": self.attack_chains,
             "precision": self.precision,
             "seconds": time.monotonic() - self._started,
             "spent": {"forwards": spent.forwards, "backwards": spent.backwards},
             "versions": versions(),
         }
-
-
-def _narrowed(model: Any, precision: str) -> Any:
-    if not hasattr(model, "with_precision"):
-        raise ValueError(f"expected a JEMClassifier for precision {precision!r}, got another model: use float32")
-    return model.with_precision(precision)
 
 
 def _sizes(epsilons: Any) -> list[float]:

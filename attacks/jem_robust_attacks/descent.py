@@ -1,0 +1,98 @@
+"""A gradient attack on a deterministic model at many epsilons: from the largest down, only on what it still breaks.
+
+What fails at one eps is not tried at a smaller one, and what succeeds is drawn towards the image as far as it still
+fools, which skips every eps beyond: so nearly all images cost one attack that fails, whatever the number of epsilons.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jem_robust_attacks.batch import Batch, Report
+from jem_robust_attacks.losses import wrong
+from jem_robust_attacks.norms import distance, project, spread
+from jem_robust_attacks.pgd import PGD, ROUNDING, sure
+
+BISECTIONS = 5
+
+
+@dataclass(frozen=True)
+class Descent:
+    """PGD at each of `epsilons`, restart 1 starting from what was found at a larger one (Madry et al. 2018).
+
+    Yields, for every image, the closest image found that surely fools the model. Only for deterministic models.
+    """
+
+    attack: PGD
+    epsilons: Sequence[float]
+    minimizes: ClassVar[bool] = True
+
+    @property
+    def norm(self) -> str:
+        """Of the attack."""
+        return self.attack.norm
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def search(
+        self, model: Any, images: Any, labels: Any, eps: None = None, seed: int = 0, image_ids: Any = None,
+        starts: Tensor | None = None, progress: Report | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Candidates (N, 1, C, H, W), the images themselves where none was found, and nonfinite flags (N,)."""
+        batch = Batch.of(model, images, labels, seed, image_ids, progress)
+        sizes = np.array(sorted(e for e in self.epsilons if e > 0))
+        # What fooled the model is where its run was left, but for models too coarse to be sure of it.
+        attack = replace(self.attack, keep=int(getattr(batch.target, "rounding", ROUNDING) > ROUNDING))
+        closest = batch.images.clone()
+        # Images wrong from the start are left alone: below every size.
+        level = torch.where(
+            _surely(batch, closest, torch.arange(len(closest), device=closest.device)), -1, len(sizes) - 1
+        )
+        for k in reversed(range(len(sizes))):
+            rows = (level == k).nonzero().squeeze(1)
+            if len(rows) == 0:
+                continue
+            center = batch.images[rows]
+            start = project(closest[rows], center, sizes[k], self.norm, batch.target.bounds)
+            found, bad = attack.search(
+                model, center, batch.labels[rows], float(sizes[k]), seed, batch.ids[rows], start, progress
+            )
+            batch.nonfinite[rows] |= bad
+            level[rows] = -1
+            for m in range(found.shape[1]):
+                fooled = wrong(_logits(batch, found[:, m], rows), batch.labels[rows]) & (level[rows] < 0)
+                won = rows[fooled]
+                if len(won) == 0:
+                    continue
+                closest[won] = self._drawn(batch, found[fooled, m], won)
+                reached = distance(closest[won], batch.images[won], self.norm).cpu().numpy()
+                below = np.searchsorted(sizes, reached - 1e-9) - 1
+                level[won] = torch.from_numpy(np.minimum(below, k - 1)).to(level)
+        return closest.unsqueeze(1), batch.nonfinite
+
+    def _drawn(self, batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
+        """x (n, ...) moved towards the images on a straight line, as far as it surely fools."""
+        center = batch.images[rows]
+        high = torch.ones_like(rows, dtype=torch.float64)
+        low = torch.zeros_like(high)
+        best = x
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            nearer = (center.double() + spread(middle, x) * (x.double() - center.double())).to(x.dtype)
+            fooled = _surely(batch, nearer, rows)
+            best = torch.where(spread(fooled, x), nearer, best)
+            low, high = torch.where(fooled, low, middle), torch.where(fooled, middle, high)
+        return best
+
+
+def _logits(batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
+    return batch.logits(x, rows, batch.fresh(1))
+
+
+def _surely(batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
+    """Which of x (n, ...) fool the model by more than rounding: (n,) bool."""
+    return sure(_logits(batch, x, rows), batch.labels[rows], ROUNDING)
