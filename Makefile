@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 
-.PHONY: demo test test-slow check toolkits examples clean
+.PHONY: demo test test-slow check toolkits examples bench clean
 
 # Installed again whenever pyproject.toml changes.
 .venv/installed: pyproject.toml
@@ -32,6 +32,10 @@ test-slow: .venv/toolkits
 examples: .venv/toolkits
 	for name in art foolbox torchattacks; do $(BIN)/python examples/$${name}_pipeline.py || exit 1; done
 	$(BIN)/python examples/autoattack_rand.py
+
+# About two hours; each script says how to run less.
+bench: .venv/toolkits
+	for name in engine evaluation black_box; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 check: .venv/installed
 	$(BIN)/ruff check .

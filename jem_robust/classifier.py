@@ -255,6 +255,11 @@ class JEMClassifier(nn.Module):
         size = max(1, min(MICRO_BATCH, quick))
         return (size, steps, False) if quick >= steps * len(rows) else (size, min(steps, compact // len(rows)), True)
 
+    def affordable_rows(self, images: Any) -> int:
+        """How many images (N, C, H, W) like these the memory budget allows to differentiate at once, unrefined."""
+        with self._computing():
+            return self.memory // self._graph_bytes(self._scaled(self._check(images[:1])), False)
+
     def _graph_bytes(self, rows: Tensor, compact: bool) -> int:
         like = (rows.shape[1:], rows.dtype, compact)
         if like not in self._row_bytes:

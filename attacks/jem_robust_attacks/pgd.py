@@ -30,7 +30,8 @@ EOT_CAP = 32
 EOT_AGREEMENT = 0.9
 CONFIRM_DRAWS = 10
 ROUNDING = 1e-5  # relative error of logits, unless the model names its own
-TARGETED = 0.25  # of the iterations: what a targeted run takes
+TARGETED = 0.25  # of the iterations: what a targeted run takes,
+TARGETED_LEAST = 10  # but no fewer than these, or all
 NEAR = 0.4  # of an image's margin: with more left targeted runs were never seen to help
 RESTART = 1  # word that keys random starts
 
@@ -168,7 +169,7 @@ class PGD:
         """
         if ascent.batch.target.deterministic:
             ascent.active &= self._near(ascent, last)
-        count, x = max(1, round(TARGETED * self.steps)), last.clone()
+        count, x = targeted_steps(self.steps), last.clone()
         lengths = [ascent.eps * (1 - t / count) for t in range(count)]  # across the ball first, then with care
         for target in nearest_classes(ascent, wanted, self.norm):
             standing = ascent.active.clone()
@@ -244,6 +245,11 @@ class PGD:
             count *= 2
             eot[rows] = count
             second = direction(rows, draws[count : 2 * count])
+
+
+def targeted_steps(steps: int) -> int:
+    """Iterations of a targeted run where others take `steps`."""
+    return min(steps, max(round(TARGETED * steps), TARGETED_LEAST))
 
 
 def sure(logits: Tensor, labels: Tensor, rounding: float) -> Tensor:

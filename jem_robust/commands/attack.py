@@ -127,7 +127,7 @@ Example:
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
-    help="Images attacked at once; toolkits' results depend on it.  [default: 64]",
+    help="Images attacked at once; toolkits' results depend on it.  [default: 64 to 256]",
 )
 @click.option(
     "--out",

@@ -18,7 +18,7 @@ from jem_robust.images import check_images, check_labels
 from jem_robust_attacks import PGD, Descent
 from jem_robust_attacks.losses import margin
 from jem_robust_attacks.norms import parse_norm
-from jem_robust_attacks.pgd import TARGETED
+from jem_robust_attacks.pgd import targeted_steps
 from jem_robust_attacks.target import Target, as_target
 
 STANDING = 0.65  # share of images still worth attacking, on average over attacks and epsilons
@@ -104,7 +104,7 @@ def _pgd_cost(model: Any, member: Member, attack: PGD, x: Tensor, y: Tensor, see
     eot = (1 if certain else EOT_GUESS) if attack.eot == "auto" else int(attack.eot)
     targets = (3 if certain and attack.early_stop else 0) if attack.targets == "auto" else int(attack.targets)
     gradient = _measured(model, len(x), lambda: _gradient(member.target, x, y, seed))
-    return gradient.times(attack.steps * (attack.restarts + NEARBY * TARGETED * targets) * eot)
+    return gradient.times((attack.steps * attack.restarts + targeted_steps(attack.steps) * NEARBY * targets) * eot)
 
 
 def _toolkit_cost(model: Any, member: Member, x: Tensor, y: Tensor, seed: int, eps: float) -> Cost:

@@ -23,7 +23,8 @@ from jem_robust_attacks.target import Target, as_target
 
 SCORE_ROWS = 512  # draws scored in one call, fewer where images are large:
 SCORE_VALUES = 2**26  # pixel values of all their chains together
-ATTACK_IMAGES = 64
+ATTACK_IMAGES = 64  # at once,
+MOST_IMAGES = 256  # where memory allows and it pays
 OnEpsilon = Callable[[RobustnessCurve], None]
 
 
@@ -79,7 +80,7 @@ class Evaluation:
         self.norm = parse_norm(norm, allowed=("linf", "l2", "l0"))
         self.epsilons = _sizes(epsilons)
         draws, select_draws = whole("draws", draws, 1), whole("select_draws", select_draws, 1)
-        batch_size = ATTACK_IMAGES if batch_size is None else whole("batch_size", batch_size, 1)
+        batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         self.images = check_images(images, getattr(model, "input_shape", None)).detach()
         if len(self.images) == 0:
             raise ValueError("expected at least one image, got none: check the data and the limit")
@@ -93,7 +94,9 @@ class Evaluation:
         self.checks = probe(self.target, self.images, self.labels, self.ids, seed)
         certain = self.target.deterministic
         self.draws, self.select_draws = (1, 1) if certain else (draws, select_draws)
-        self.batch_size = batch_size
+        # On deterministic models images leave an attack early; a large batch lasts longer before its calls are small.
+        affordable = model.affordable_rows(self.images) if certain and hasattr(model, "affordable_rows") else 0
+        self.batch_size = batch_size or min(max(ATTACK_IMAGES, affordable), MOST_IMAGES)
         self.precision = precision
         attacked = narrowed(model, precision)
         self.members = descending(resolve(attacks, attacked, self.images, self.norm, attack_chains), self.epsilons)
