@@ -36,7 +36,8 @@ def test_error_rates(make: Any, rate: float) -> None:
     test = make(rate)
     assert passing(test, test.low)[0] <= test.alpha
     assert passing(test, test.high)[0] >= 1 - 1.5 * test.beta
-    assert passing(test, 0.0) == (0.0, 1.0)
+    assert passing(test, 0.0)[0] == 0.0
+    assert passing(test, 0.0)[1] <= 2.0
     assert passing(test, 1.0) == (1.0, test.clear)
 
 
@@ -44,8 +45,10 @@ def test_default_rates() -> None:
     """What the documentation states for a fooling rate of .9."""
     assert passing(confirming(0.9), 0.5)[0] < 1e-8
     assert passing(confirming(0.9), 0.9)[0] < 0.05
-    assert passing(confirming(0.9), 0.99)[0] > 0.9
-    assert confirming(0.9).clear <= 32
+    assert passing(confirming(0.9), 0.85)[0] < 0.005
+    assert passing(confirming(0.9), 0.97)[0] > 0.75
+    assert passing(confirming(0.9), 0.99)[0] > 0.99
+    assert confirming(0.9).clear <= 36
     assert searching(0.9).clear <= 5
     assert passing(searching(0.9), 0.5)[0] < 0.05
     assert passing(searching(0.9), 0.1)[1] < 1.2
@@ -53,7 +56,7 @@ def test_default_rates() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_draws_of_clear_cases(share: float) -> None:
-    """One an image on a deterministic model, one to fail on a random one, `clear` to pass."""
+    """One an image on a deterministic model, at most two to fail on a random one, `clear` to pass."""
     x, test = torch.full((1, 1, 6, 6), 0.5, dtype=torch.float64), confirming(0.9)
     bits = torch.tensor([1 - share, share], dtype=torch.float64)
 
@@ -66,4 +69,6 @@ def test_draws_of_clear_cases(share: float) -> None:
         batch = Batch.of(spy, x, [0], seed=0)
         subject = RayS()._subjects(batch, None, None)[0]
         run(batch, [subject], [ask()])
-        assert spy.rows == subject.spent == int(batch.queries) == 3 * (1 if deterministic or not share else test.clear)
+        assert (
+            spy.rows == subject.spent == int(batch.queries) == 3 * (1 if deterministic else test.clear if share else 2)
+        )

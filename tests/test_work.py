@@ -48,14 +48,14 @@ def test_a_gradient(memory, work):
 @pytest.mark.parametrize(
     ("steps", "attack", "most"),
     [
-        (0, PGD(steps=10), (211, 126)),
-        (0, PGD(steps=10, restarts=2), (263, 178)),
+        (0, PGD(steps=10), (285, 201)),
+        (0, PGD(steps=10, restarts=2), (338, 252)),
         (2, PGD(steps=4, eot=1), (1334, 1240)),
         (2, PGD(steps=2), (1421, 1442)),
         (0, Square(max_queries=60), (1047, 8)),
         (0, BoundaryAttack("linf", max_queries=60), (462, 8)),
         (0, RayS(max_queries=60), (475, 8)),
-        (2, RayS(max_queries=60), (970, 688)),
+        (2, RayS(max_queries=60), (1632, 1129)),
     ],
     ids=str,
 )

@@ -37,9 +37,14 @@ class Batch:
 
     @classmethod
     def of(
-        cls, model: Any, images: Any, labels: Any, seed: int, image_ids: Any = None, progress: Report | None = None
-    ) -> "Batch":
-        """Check and convert what a caller hands over. Raises TypeError and ValueError that say what to change."""
+        cls, model: Any, images: Any, labels: Any, seed: int, image_ids: Any = None, progress: Report | None = None,
+        most: int | None = None,
+    ) -> "Batch":  # fmt: skip
+        """Check and convert what a caller hands over. Raises TypeError and ValueError that say what to change.
+
+        most: draws there are an image; a model that does not say whether it is random counts as such if probing it
+        would cost more.
+        """
         x = _tensor(images)
         if not x.is_floating_point():
             raise TypeError(f"expected floating point images, got {x.dtype}: divide by 255")
@@ -59,7 +64,10 @@ class Batch:
             raise ValueError(
                 f"expected {len(x)} labels and image ids, got {tuple(y.shape)} and {tuple(ids.shape)}: one an image"
             )
-        target = as_target(model, x)
+        poor = most is not None and most < PROBE_DRAWS
+        target = as_target(model, x[:0] if poor else x)
+        if poor and isinstance(target, CallableTarget) and not isinstance(getattr(model, "deterministic", None), bool):
+            target.deterministic = False
         queries = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         if isinstance(target, CallableTarget) and target is not model:
             queries[: target.probed] += PROBE_DRAWS

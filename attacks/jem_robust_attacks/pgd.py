@@ -124,7 +124,7 @@ class PGD:
         """Candidates (N, M, ...) in the dtype of the images; the search itself is in float32 at least."""
         images = batch.images
         if starts is not None:
-            starts = _checked_starts(starts, images)
+            starts = _checked_starts(starts, images, batch.target.bounds)
         if eps == 0 or len(images) == 0:
             return images.unsqueeze(1).clone()
         center = images.to(torch.promote_types(images.dtype, torch.float32))
@@ -263,10 +263,13 @@ def _given(eps: Any) -> float:
     return parse_epsilon(eps)
 
 
-def _checked_starts(starts: Any, images: Tensor) -> Tensor:
+def _checked_starts(starts: Any, images: Tensor, bounds: tuple[float, float]) -> Tensor:
     x = torch.as_tensor(starts).detach()
     if x.shape != images.shape:
         raise ValueError(f"expected starts of the images' shape {tuple(images.shape)}, got {tuple(x.shape)}")
     if not bool(torch.isfinite(x).all()):
         raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
+    low, high = bounds
+    if x.numel() and not bool((x >= low - 1e-6).logical_and(x <= high + 1e-6).all()):
+        raise ValueError(f"expected starts within [{low}, {high}], got [{x.min():.6g}, {x.max():.6g}]: rescale them")
     return x

@@ -31,6 +31,7 @@ from jem_robust_attacks.sequential import (
 
 THIN = 0.95  # accepted images whose distances differ by less are not kept apart
 ANCHOR = 0.8  # a random model's image is confirmed whenever the distance has fallen by this factor
+ROWS = 1024  # asked about in one call
 CONFIRMATIONS = 3  # draws for so many clear confirmations are kept back for the end
 
 
@@ -134,11 +135,12 @@ def hunt(subject: Subject, search: Search) -> Search:
     if answer.fooled[0]:
         subject.wrong_already = True
         return
-    if not subject.deterministic:
-        subject.limit -= min(CONFIRMATIONS * test.clear, most // 2)
+    # Once there is something to hand over, draws are kept back to confirm what else will be found.
+    kept_back = 0 if subject.deterministic else min(CONFIRMATIONS * test.clear, most // 2)
     question = next(search, None)
     while question is not None and subject.spent < subject.limit:
         answer = yield question
+        subject.limit = most - kept_back if subject.anchors else most
         try:
             question = search.send(answer)
         except StopIteration:
@@ -200,7 +202,11 @@ def run(batch: Batch, subjects: list[Subject], searches: list[Search]) -> Tensor
         rows = torch.from_numpy(places).to(batch.images.device)
         asked = torch.from_numpy(np.concatenate([q.ask.images[d] for q, d in zip(open_, due, strict=True)])).to(images)
         # One draw id a round: an image takes part in every round until it is done, so its ids depend on nothing else.
-        logits = batch.logits(rounded(asked, images[rows], batch.images.dtype), rows, batch.fresh(1))
+        draw = batch.fresh(1)
+        logits = torch.cat(
+            [batch.logits(rounded(x, images[r], batch.images.dtype), r, draw)
+             for x, r in zip(asked.split(ROWS), rows.split(ROWS), strict=True)]
+        )  # fmt: skip
         labels = batch.labels[rows]
         fooled = wrong(logits, labels).cpu().numpy()
         margins = margin(logits.double(), labels).nan_to_num(torch.inf, torch.inf, -torch.inf).cpu().numpy()

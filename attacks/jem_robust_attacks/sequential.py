@@ -49,13 +49,13 @@ class SequentialTest:
 
     @property
     def most(self) -> int:
-        """Draws after which an undecided case has failed."""
+        """Draws after which an undecided case passes with half the evidence, and fails with less."""
         return 3 * self.clear
 
     def verdicts(self, fooled: Counts, draws: Counts) -> Counts:
         """By the likelihood ratio of `high` to `low`."""
         ratio = fooled * log(self.high / self.low) + (draws - fooled) * log((1 - self.high) / (1 - self.low))
-        passed = ratio >= -log(self.alpha)
+        passed = ratio >= -log(self.alpha) * np.where(draws >= self.most, 0.5, 1.0)
         failed = (ratio <= log(self.beta)) | (draws >= self.most)
         return np.where(passed, 1, np.where(failed, 0, -1))
 
@@ -67,7 +67,7 @@ def searching(rate: float, caution: int = 0) -> SequentialTest:
 
 def confirming(rate: float) -> SequentialTest:
     """For what is reported: less than `rate` passes in one case of twenty at most, a coin flip practically never."""
-    return SequentialTest(rate, 1 - (1 - rate) / 10, alpha=0.05, beta=0.12)
+    return SequentialTest(rate, 1 - (1 - rate) / 5, alpha=0.05, beta=0.05)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class DecisionAttack(ABC):
             raise ValueError(
                 "expected eps, got None: this attack searches within a ball, so pass its radius, e.g. 8/255"
             )
-        batch = Batch.of(model, images, labels, seed, image_ids, progress)
+        batch = Batch.of(model, images, labels, seed, image_ids, progress, self.max_queries)
         subjects = self._subjects(batch, radius, starts)
         return batch, subjects, run(batch, subjects, [hunt(s, self._walk(s)) for s in subjects])
 
@@ -116,13 +116,21 @@ def _given(starts: Any, batch: Batch) -> Array:
     shape = tuple(batch.images.shape)
     if starts is None:
         return np.zeros((shape[0], 0, *shape[1:]))
-    given = torch.as_tensor(starts).detach().double().cpu().numpy()
+    guesses = torch.as_tensor(starts).detach()
+    if not guesses.is_floating_point():
+        raise TypeError(f"expected floating point starts, got {guesses.dtype}: divide by 255")
+    given = guesses.double().cpu().numpy()
     given = given[:, None] if given.ndim == len(shape) else given
     if given.shape[:1] + given.shape[2:] != shape:
         raise ValueError(f"expected starts {shape} or (N, S, C, H, W), got {given.shape}: one or more an image")
     if not np.isfinite(given).all():
         raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
-    return np.asarray(np.clip(given, *batch.target.bounds))
+    low, high = batch.target.bounds
+    if given.size and (given.min() < low - 1e-6 or given.max() > high + 1e-6):
+        raise ValueError(
+            f"expected starts within [{low}, {high}], got [{given.min():.6g}, {given.max():.6g}]: rescale them"
+        )
+    return np.asarray(np.clip(given, low, high))
 
 
 def _nearest(pictures: Array, labels: Counts, row: int) -> Array:
@@ -215,6 +223,8 @@ def _from_noise(subject: Subject) -> Generator[Ask, Answer, Array]:
             break
         blends = yield from _fooling(subject, blend(subject.image, noise, np.array(LEVELS)))
         found += list(blends[: 1 if subject.deterministic else 2][-1:])  # not too near a random model's boundary
+        if found and not subject.found:
+            yield from subject.secure(found[-1])  # however small the budget is
     return np.array(found).reshape(-1, *subject.image.shape)
 
 

@@ -57,7 +57,7 @@ Example:
     multiple=True,
     metavar="NAME",
     help="transfer (attack k = 0), pgd, boundary, pointwise, rays, square, or a toolkit's: art:NAME, foolbox:NAME, "
-    "torchattacks:NAME; repeat for the per-image worst case.  [default: transfer and pgd; K = 0: pgd]",
+    "torchattacks:NAME; repeat for the per-image worst case.  [default: transfer and pgd; K = 0: pgd; l0: pointwise]",
 )
 @click.option(
     "--attack-arg",

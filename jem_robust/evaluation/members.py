@@ -175,4 +175,15 @@ def from_name(name: str, norm: str, arguments: Mapping[str, Any] | None = None, 
     own = dict(arguments or {})
     if unknown := sorted(set(own) - known):
         raise ValueError(f"expected arguments of {name} out of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    if norm not in _norms(kind):
+        fitting = [other for other, k in KINDS.items() if norm in _norms(getattr(jem_robust_attacks, k))]
+        raise ValueError(
+            f"expected a norm that {name} has, {' or '.join(_norms(kind))}, got {norm!r}: for {norm} there is "
+            f"{' or '.join(fitting)}"
+        )
     return kind(**{**{k: v for k, v in taken.items() if k in known and v is not None}, **own})
+
+
+def _norms(kind: type) -> tuple[str, ...]:
+    """Norms an attack of ours can be made for."""
+    return getattr(kind, "norms", ("linf", "l2"))

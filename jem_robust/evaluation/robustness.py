@@ -19,6 +19,7 @@ from jem_robust.images import check_images, check_labels
 from jem_robust.progress import Progress
 from jem_robust.reporting.records import versions
 from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, whole
+from jem_robust_attacks.starts import DecisionAttack
 from jem_robust_attacks.target import Target, as_target
 
 SCORE_ROWS = 512  # draws scored in one call, fewer where images are large:
@@ -39,9 +40,10 @@ def evaluate(
 
     images (N, C, H, W) in [0, 1], labels (N,). epsilons: in [0, 1] units, numbers or text such as "8/255"; sorted.
     attacks: names or attack objects of the same norm; the per-image worst case counts. select_draws, draws: draws on
-    which a candidate is selected and judged (1 for deterministic models). batch_size: images attacked at once.
-    attack_chains: chains an attack's draw runs (None: the model's). precision: "float32" or "bf16", of attack gradients
-    only; selection and verdicts keep the network's own. resume: a partial curve of the same settings.
+    which a candidate is selected and judged (1 for deterministic models). batch_size: images attacked at once by
+    gradients and toolkits. attack_chains: chains an attack's draw runs (None: the model's). precision: "float32" or
+    "bf16", of attack gradients only; selection and verdicts keep the network's own. resume: a partial curve of the
+    same settings.
     on_epsilon: called with the curve so far after each eps. Raises ValueError and TypeError on bad input.
     """
     run = Evaluation(
@@ -79,6 +81,8 @@ class Evaluation:
     ) -> None:  # fmt: skip
         self.norm = parse_norm(norm, allowed=("linf", "l2", "l0"))
         self.epsilons = _sizes(epsilons)
+        if self.norm == "l0" and any(0 < eps < 1 for eps in self.epsilons):
+            raise ValueError(f"expected numbers of pixels as epsilons for l0, got {self.epsilons}: pass e.g. [5, 20]")
         draws, select_draws = whole("draws", draws, 1), whole("select_draws", select_draws, 1)
         batch_size = None if batch_size is None else whole("batch_size", batch_size, 1)
         self.images = check_images(images, getattr(model, "input_shape", None)).detach()
@@ -182,9 +186,11 @@ class Evaluation:
             images, labels, ids = self.images[rows], self.labels[rows], self.ids[rows]
             return member.candidates(images, labels, eps, seed, ids, self.best[rows], self._show)
         if i not in self._closest:
+            # Decision attacks start from images of other classes: from all of them, whatever the batch size.
+            size = len(self.all) if isinstance(member.attack, DecisionAttack) else self.batch_size
             parts = [
                 member.candidates(self.images[r], self.labels[r], None, seed, self.ids[r], self.images[r], self._show)
-                for r in self.all.split(self.batch_size)
+                for r in self.all.split(size)
             ]
             self._closest[i] = torch.cat([candidates for candidates, _ in parts])
             self.bad_gradients |= torch.cat([bad for _, bad in parts])
