@@ -173,7 +173,7 @@ def _conv2d(
 ) -> Any:  # fmt: skip
     if weight.requires_grad or (bias is not None and bias.requires_grad) or isinstance(padding, str) or x.dim() != 4:
         return None
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # as autocast itself
         kind = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
     if _channels_last(x):  # else the kernels reorder the weight at every call

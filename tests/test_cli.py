@@ -441,3 +441,13 @@ def test_yaml_that_gives_arguments_otherwise_is_told_the_form(data, tmp_path, ca
     error = capsys.readouterr().err
     assert "NAME: {KEY: VALUE}" in " ".join(error.split())
     assert text.replace("attack: pgd\n", "").partition(":")[0] in error
+
+
+def test_black_box_results_say_so_and_bf16_wants_a_float32_network(data, tmp_path, capsys):
+    queries = ["--attack", "rays", "--max-queries", "20"]
+    assert attack(data, tmp_path / "a", *queries, iterations=()) == 0
+    assert "black box" in capsys.readouterr().out
+    assert attack(data, tmp_path / "b") == 0
+    assert "black box" not in capsys.readouterr().out
+    assert attack(data, tmp_path / "c", "--precision", "bf16") == 2
+    assert "float32 network" in capsys.readouterr().err

@@ -174,18 +174,22 @@ class PGD:
         for target in nearest_classes(ascent, wanted, self.norm):
             standing = ascent.active.clone()
             x = torch.where(spread(standing, x), self._ascend(ascent, last.clone(), lengths, target), x)
+            if ascent.batch.target.deterministic:
+                ascent.active &= self._margins(ascent, x) <= 0
         return x
 
     def _near(self, ascent: Ascent, last: Tensor) -> Tensor:
-        """Where the margin is a small part of the image's own: (N,) bool."""
+        """Where the margin is a small part of the image's own, but not gone: (N,) bool."""
+        now = self._margins(ascent, last)
+        return (now >= NEAR * self._margins(ascent, ascent.center)) & (now <= 0)
+
+    def _margins(self, ascent: Ascent, x: Tensor) -> Tensor:
+        """Margins of what is active, without the rounding of gradients' precision; -inf of the rest: (N,)."""
         batch, rows = ascent.batch, ascent.active.nonzero().squeeze(1)
-        near = torch.zeros_like(ascent.active)
+        margins = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
         if len(rows):
-            first, now = (
-                margin(batch.logits(x[rows], rows, batch.fresh(1)), batch.labels[rows]) for x in (ascent.center, last)
-            )
-            near[rows] = now >= NEAR * first
-        return near
+            margins[rows] = margin(batch.logits(x[rows], rows, batch.fresh(1)), batch.labels[rows]).double()
+        return margins
 
     def _start(self, batch: Batch, center: Tensor, eps: float, restart: int, starts: Tensor | None) -> Tensor:
         if restart == 0:

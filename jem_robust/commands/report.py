@@ -42,6 +42,9 @@ def print_curve(curve: "RobustnessCurve", paths: Sequence[Path]) -> None:
     draws = "1 (deterministic model)" if curve.draws == 1 else f"{curve.draws} judge, {curve.select_draws} select"
     console.print(f"clean accuracy {curve.clean:.1%}   n {curve.n}   draws {draws}   seed {curve.seed}")
     console.print(f"threat model: {THREAT_MODEL}")
+    attacks = curve.about.get("attacks", [])
+    if attacks and all("max_queries" in attack for attack in attacks):
+        console.print("note: attacked by queries only (black box); attacks that use gradients may break more")
     spent = curve.about["spent"]
     console.print(
         f"spent: {spent['forwards']:,} forwards, {spent['backwards']:,} backwards, {curve.about['seconds']:.0f} s"
