@@ -223,8 +223,8 @@ def _from_noise(subject: Subject) -> Generator[Ask, Answer, Array]:
             break
         blends = yield from _fooling(subject, blend(subject.image, noise, np.array(LEVELS)))
         found += list(blends[: 1 if subject.deterministic else 2][-1:])  # not too near a random model's boundary
-        if found and not subject.found:
-            yield from subject.secure(found[-1])  # however small the budget is
+        if found and not subject.found and subject.spent > subject.limit // 4:
+            yield from subject.secure(found[-1])  # better than looking for a nearer one until nothing is left
     return np.array(found).reshape(-1, *subject.image.shape)
 
 
