@@ -253,9 +253,11 @@ class JEMClassifier(nn.Module):
         steps = self.refinement.steps
         if len(rows) == 0 or steps == 0:
             return MICRO_BATCH, 0, False
-        quick, compact = (self.memory // (2 * self._graph_bytes(rows, c)) for c in (False, True))
-        size = max(1, min(MICRO_BATCH, quick))
-        return (size, steps, False) if quick >= steps * len(rows) else (size, min(steps, compact // len(rows)), True)
+        affordable = self.memory // (2 * self._graph_bytes(rows, False))
+        size = max(1, min(MICRO_BATCH, affordable))
+        if affordable >= steps * len(rows):
+            return size, steps, False
+        return size, min(steps, self.memory // (2 * self._graph_bytes(rows, True)) // len(rows)), True
 
     def affordable_rows(self, images: Any) -> int:
         """How many images (N, C, H, W) like these the memory budget allows to differentiate at once, unrefined."""

@@ -1,5 +1,7 @@
 """PGD from the largest eps down: known answers, fewer gradients, the same curve."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,27 @@ def test_images_fail_once_whatever_the_number_of_epsilons():
         asked.append(model.asked / len(x))
     assert asked[0] < 2 * 10 * 2.5  # alone at each eps it takes up to 2 * 10 * 6
     assert asked[1] < 1.8 * asked[0]
+
+
+@dataclass(frozen=True)
+class Given(PGD):
+    """Finds the candidates (M, 1, 4, 4) it was given, as offsets."""
+
+    offsets: torch.Tensor | None = None
+
+    def search(self, model, images, *rest):
+        assert self.offsets is not None
+        return images.unsqueeze(1) + self.offsets, torch.zeros(len(images), dtype=torch.bool)
+
+
+def test_a_later_candidate_does_not_displace_a_nearer_one():
+    model = Linear(torch.eye(16, dtype=torch.float64)[0], torch.tensor(-0.5, dtype=torch.float64))
+    x = torch.full((1, 1, 4, 4), 0.499, dtype=torch.float64)
+    near, far = torch.zeros_like(x), torch.zeros_like(x)
+    near[..., 0, 0], far[..., 0, 0], far[..., 1, 1] = 0.08, 0.002, 0.08  # drawn in: .0025, and .04 on the other axis
+    offsets = torch.cat([near, far])
+    candidates, _ = Descent(Given(offsets=offsets), [0.01, 0.08]).search(model, x, [0])
+    assert 0.001 < float(distance(candidates[:, 0], x, "linf")) <= 0.0025 + 1e-9
 
 
 def test_same_curve_as_one_attack_after_another(monkeypatch):

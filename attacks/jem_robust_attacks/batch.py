@@ -50,11 +50,9 @@ class Batch:
             raise TypeError(f"expected floating point images, got {x.dtype}: divide by 255")
         if x.dim() < 2:
             raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(x.shape)}: add an axis")
-        low, high = getattr(model, "bounds", (0.0, 1.0))
-        if x.numel() and not bool((x >= low - 1e-6).logical_and(x <= high + 1e-6).all()):
-            got = f"[{float(x.min()):.6g}, {float(x.max()):.6g}]"
-            raise ValueError(f"expected images within [{low}, {high}], got {got}: rescale them, remove NaN")
-        x = x.clamp(float(low), float(high))
+        bounds = getattr(model, "bounds", (0.0, 1.0))
+        check_box("images", x, bounds)
+        x = x.clamp(*map(float, bounds))
         y = class_indices(labels).to(x.device)
         ids = torch.arange(len(x)) if image_ids is None else _tensor(image_ids)
         if ids.is_floating_point() and ids.numel():
@@ -122,6 +120,21 @@ def _tensor(values: Any) -> Tensor:
         raise TypeError(
             f"expected a tensor, an array or a list of numbers, got {type(values).__name__}: {error}"
         ) from error
+
+
+def check_box(what: str, x: Tensor, bounds: tuple[float, float]) -> None:
+    """Raise ValueError that names both ranges where x, of any shape, leaves the bounds by more than 1e-6 or is NaN."""
+    low, high = bounds
+    if x.numel() and not bool((x >= low - 1e-6).logical_and(x <= high + 1e-6).all()):
+        got = f"[{float(x.min()):.6g}, {float(x.max()):.6g}]"
+        raise ValueError(f"expected {what} within [{low}, {high}], got {got}: rescale them, remove NaN")
+
+
+def check_starts(starts: Tensor, bounds: tuple[float, float]) -> None:
+    """Raise ValueError for starts, of any shape, that are not finite or not within the bounds."""
+    if not bool(torch.isfinite(starts).all()):
+        raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
+    check_box("starts", starts, bounds)
 
 
 def class_indices(labels: Any) -> Tensor:

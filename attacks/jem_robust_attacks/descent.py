@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from jem_robust_attacks.batch import Batch, Report
-from jem_robust_attacks.losses import wrong
 from jem_robust_attacks.norms import distance, project, spread
 from jem_robust_attacks.pgd import PGD, ROUNDING, sure
 
@@ -62,16 +61,16 @@ class Descent:
                 model, center, batch.labels[rows], float(sizes[k]), seed, batch.ids[rows], start, progress
             )
             batch.nonfinite[rows] |= bad
-            level[rows] = -1
-            for m in range(found.shape[1]):
-                fooled = wrong(_logits(batch, found[:, m], rows), batch.labels[rows]) & (level[rows] < 0)
-                won = rows[fooled]
-                if len(won) == 0:
-                    continue
-                closest[won] = self._drawn(batch, found[fooled, m], won)
-                reached = distance(closest[won], batch.images[won], self.norm).cpu().numpy()
-                below = np.searchsorted(sizes, reached - 1e-9) - 1
-                level[won] = torch.from_numpy(np.minimum(below, k - 1)).to(level)
+            broken = torch.zeros_like(rows, dtype=torch.bool)
+            for candidate in found.unbind(1):
+                left = (~broken).nonzero().squeeze(1)
+                won = left[batch.shares(candidate[left], rows[left], 1)[0] > 0]
+                if len(won):
+                    broken[won] = True
+                    closest[rows[won]] = self._drawn(batch, candidate[won], rows[won])
+            reached = distance(closest[rows], center, self.norm).cpu().numpy()
+            below = np.minimum(np.searchsorted(sizes, reached - 1e-9) - 1, k - 1)
+            level[rows] = torch.where(broken, torch.from_numpy(below).to(level), -1)
         return closest.unsqueeze(1), batch.nonfinite
 
     def _drawn(self, batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
@@ -89,10 +88,6 @@ class Descent:
         return best
 
 
-def _logits(batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
-    return batch.logits(x, rows, batch.fresh(1))
-
-
 def _surely(batch: Batch, x: Tensor, rows: Tensor) -> Tensor:
     """Which of x (n, ...) fool the model by more than rounding: (n,) bool."""
-    return sure(_logits(batch, x, rows), batch.labels[rows], ROUNDING)
+    return sure(batch.logits(x, rows, batch.fresh(1)), batch.labels[rows], ROUNDING)

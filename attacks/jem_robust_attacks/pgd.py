@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jem_robust_attacks.ascent import Ascent, Best, nearest_classes
-from jem_robust_attacks.batch import Batch, Report
+from jem_robust_attacks.batch import Batch, Report, check_starts
 from jem_robust_attacks.losses import LOSSES, Loss, ascent_weights, margin, towards
 from jem_robust_attacks.norms import (
     distance,
@@ -185,10 +185,9 @@ class PGD:
 
     def _margins(self, ascent: Ascent, x: Tensor) -> Tensor:
         """Margins of what is active, without the rounding of gradients' precision; -inf of the rest: (N,)."""
-        batch, rows = ascent.batch, ascent.active.nonzero().squeeze(1)
+        rows = ascent.active.nonzero().squeeze(1)
         margins = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
-        if len(rows):
-            margins[rows] = margin(batch.logits(x[rows], rows, batch.fresh(1)), batch.labels[rows]).double()
+        margins[rows] = ascent.batch.shares(x[rows], rows, 1)[1].double()
         return margins
 
     def _start(self, batch: Batch, center: Tensor, eps: float, restart: int, starts: Tensor | None) -> Tensor:
@@ -271,9 +270,5 @@ def _checked_starts(starts: Any, images: Tensor, bounds: tuple[float, float]) ->
     x = torch.as_tensor(starts).detach()
     if x.shape != images.shape:
         raise ValueError(f"expected starts of the images' shape {tuple(images.shape)}, got {tuple(x.shape)}")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
-    low, high = bounds
-    if x.numel() and not bool((x >= low - 1e-6).logical_and(x <= high + 1e-6).all()):
-        raise ValueError(f"expected starts within [{low}, {high}], got [{x.min():.6g}, {x.max():.6g}]: rescale them")
+    check_starts(x, bounds)
     return x

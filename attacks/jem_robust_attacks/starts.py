@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jem_robust_attacks.batch import Batch, Report
+from jem_robust_attacks.batch import Batch, Report, check_starts
 from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, rounded, spread
 from jem_robust_attacks.result import AttackResult
 from jem_robust_attacks.search import Subject, distances, hunt, run
@@ -119,18 +119,12 @@ def _given(starts: Any, batch: Batch) -> Array:
     guesses = torch.as_tensor(starts).detach()
     if not guesses.is_floating_point():
         raise TypeError(f"expected floating point starts, got {guesses.dtype}: divide by 255")
-    given = guesses.double().cpu().numpy()
-    given = given[:, None] if given.ndim == len(shape) else given
+    given = guesses.double().cpu()
+    given = given.unsqueeze(1) if given.dim() == len(shape) else given
     if given.shape[:1] + given.shape[2:] != shape:
-        raise ValueError(f"expected starts {shape} or (N, S, C, H, W), got {given.shape}: one or more an image")
-    if not np.isfinite(given).all():
-        raise ValueError("expected finite starts, got NaN or infinity: pass the images where there is nothing better")
-    low, high = batch.target.bounds
-    if given.size and (given.min() < low - 1e-6 or given.max() > high + 1e-6):
-        raise ValueError(
-            f"expected starts within [{low}, {high}], got [{given.min():.6g}, {given.max():.6g}]: rescale them"
-        )
-    return np.asarray(np.clip(given, low, high))
+        raise ValueError(f"expected starts {shape} or (N, S, C, H, W), got {tuple(given.shape)}: one or more an image")
+    check_starts(given, batch.target.bounds)
+    return given.clamp(*batch.target.bounds).numpy()
 
 
 def _nearest(pictures: Array, labels: Counts, row: int) -> Array:
