@@ -9,7 +9,6 @@ So at every budget they are credited with the best image they had seen, not only
 images that JEM-0 classifies correctly are attacked.
 """
 
-import argparse
 import os
 import time
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import parts_and_limit
 from torch import Tensor, nn
 
 import jem_robust as jr
@@ -219,10 +219,7 @@ def _fooling(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of %(default)s")
-    parser.add_argument("--limit", type=int, help="images, instead of 100, 50, 100 and 10")
-    arguments = parser.parse_args()
+    parts, limit = parts_and_limit(__doc__, PARTS, "100, 50, 100 and 10")
     warnings.simplefilter("ignore")
     model = jr.load_model("jem-fashion-mnist", steps=0)
     jem10 = jr.load_model("jem-fashion-mnist", steps=10, chains=1)
@@ -230,8 +227,8 @@ def main() -> None:
     print(*(f"{name} {version(name)}," for name in packages), f"{os.cpu_count()} cores, {torch.get_num_threads()} used")
     row("attack", "model", "images", "queries", "median distance", "failed", "calls", "time")
     for part, count in zip(PARTS, (100, 50, 100, 10), strict=True):
-        if part in arguments.parts.split(","):
-            x, y = right(model, arguments.limit or count)
+        if part in parts:
+            x, y = right(model, limit or count)
             globals()[part](jem10 if part == "random" else model, x, y)
 
 

@@ -9,7 +9,6 @@ iterates (theirs) and the selected candidates (ours), on the same judge draws. N
 one curve take minutes; `load` in the record says what else the machine did.
 """
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import forward, interleaved, record, table
+from measure import forward, interleaved, parts_and_limit, record, table
 from torch import Tensor
 
 import jem_robust as jr
@@ -130,14 +129,11 @@ def part(name: str, limit: int | None) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of %(default)s")
-    parser.add_argument("--limit", type=int, help="images, instead of 200 and 40")
-    given = parser.parse_args()
+    names, limit = parts_and_limit(__doc__, PARTS, "200 and 40")
     warnings.simplefilter("ignore")
     rows = []
-    for name in given.parts.split(","):
-        rows += (new := part(name, given.limit))
+    for name in names:
+        rows += (new := part(name, limit))
         table(new)
     record("evaluation", rows)
 

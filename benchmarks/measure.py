@@ -1,5 +1,6 @@
 """What all benchmarks share: interleaved medians, the unit F, peak memory in a fresh process, a record of it all."""
 
+import argparse
 import json
 import os
 import platform
@@ -8,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,12 @@ def table(rows: list[dict[str, Any]]) -> None:
 
 def _text(value: Any) -> str:
     return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def parts_and_limit(description: str | None, parts: Iterable[str], counts: str) -> tuple[list[str], int | None]:
+    """The parts to run and the number of images, None for the usual `counts`, from the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(parts), help="comma-separated, of %(default)s")
+    parser.add_argument("--limit", type=int, help=f"images, instead of {counts}")
+    given = parser.parse_args()
+    return given.parts.split(","), given.limit

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.adapters.world import CLASSES, batch, jem, untouched
+from tests.adapters.world import CLASSES, assert_eot_averages_gradients, batch, jem, untouched
 
 pytest.importorskip("foolbox", reason="pip install jem-robust[foolbox]")
 
@@ -52,17 +52,7 @@ def test_eot_averages_where_a_gradient_is_asked_for() -> None:
     reason="Foolbox 3.3.4 and eagerpy 0.30.0: the attack applies its loss to one batch of logits, not to a draw",
 )
 def test_eot_averages_the_gradients_of_the_loss() -> None:
-    model = jem(1)
-    images, labels = batch(model)
-    gradients = []
-    for eot in (4, 1, 1, 1, 1):
-        if len(gradients) < 2:
-            model.reseed(2)
-        x = images.clone().requires_grad_()
-        nn.functional.cross_entropy(to_foolbox(model, eot)(x), labels).backward()
-        assert x.grad is not None
-        gradients.append(x.grad)
-    torch.testing.assert_close(gradients[0], torch.stack(gradients[1:]).mean(0), rtol=1e-4, atol=1e-7)
+    assert_eot_averages_gradients(to_foolbox)
 
 
 @pytest.mark.parametrize("shift", [0.5, -0.5])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from jem_robust import JEMClassifier, Refinement
-from tests.adapters.world import batch, jem, untouched
+from tests.adapters.world import assert_eot_averages_gradients, batch, jem, untouched
 
 torchattacks = pytest.importorskip("torchattacks", reason="pip install --no-deps torchattacks==3.5.1")
 
@@ -74,17 +74,7 @@ def test_images_within_rounding_are_let_through_and_other_calls_are_not_looked_a
     reason="torchattacks 3.5.1: the attack applies its loss to one batch of logits, not to each draw; use EOTPGD",
 )
 def test_eot_averages_the_gradients_of_the_loss() -> None:
-    model = jem(1)
-    images, labels = batch(model)
-    gradients = []
-    for eot in (4, 1, 1, 1, 1):
-        if len(gradients) < 2:
-            model.reseed(2)
-        x = images.clone().requires_grad_()
-        nn.functional.cross_entropy(to_torchattacks(model, eot)(x), labels).backward()
-        assert x.grad is not None
-        gradients.append(x.grad)
-    torch.testing.assert_close(gradients[0], torch.stack(gradients[1:]).mean(0), rtol=1e-4, atol=1e-7)
+    assert_eot_averages_gradients(to_torchattacks)
 
 
 def test_a_network_without_parameters_has_a_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,3 +113,18 @@ def assert_within(adversarials: Any, images: Tensor, norm: str, eps: float | Non
         change = (x.double() - images.double()).abs().flatten(1)
         size = {"linf": change.amax(1), "l2": change.norm(dim=1), "l0": (change > 1e-6).sum(1)}[norm]
         assert float(size.max()) <= eps + 1e-6
+
+
+def assert_eot_averages_gradients(wrap: Callable[[JEMClassifier, int], Any]) -> None:
+    """The loss's gradient through `wrap(model, 4)` is the mean of those of the same four draws, one by one."""
+    model = jem(1)
+    images, labels = batch(model)
+    gradients: list[Tensor] = []
+    for eot in (4, 1, 1, 1, 1):
+        if len(gradients) < 2:
+            model.reseed(2)
+        x = images.clone().requires_grad_()
+        nn.functional.cross_entropy(wrap(model, eot)(x), labels).backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[0], torch.stack(gradients[1:]).mean(0), rtol=1e-4, atol=1e-7)
