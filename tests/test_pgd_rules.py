@@ -251,3 +251,21 @@ def test_bad_labels() -> None:
 def test_settings_are_canonical() -> None:
     assert PGD(norm=2).norm == "l2"  # type: ignore[arg-type]
     assert PGD("Linf", steps=np.int64(3), step_size="2/255") == PGD("inf", steps=3, step_size=2 / 255)  # type: ignore[arg-type]
+
+
+def test_one_eps_an_image():
+    def model(x):
+        value = x.flatten(1).mean(1) - 0.5
+        return torch.stack([-value, value], 1)
+
+    images, labels = torch.tensor([0.53, 0.53, 0.53]).view(3, 1, 1, 1).double(), [1, 1, 1]
+    eps = torch.tensor([0.0, 0.02, 0.05], dtype=torch.float64)
+    found, _ = PGD(steps=4).search(model, images, labels, eps)
+    assert torch.equal(found[0], images[:1].expand_as(found[0]))
+    distances = (found - images.unsqueeze(1)).abs().flatten(2).amax(2)
+    assert (distances <= eps[:, None] + 1e-9).all()
+    assert PGD(steps=4)(model, images, labels, eps).success.tolist() == [False, False, True]
+    for i, size in list(enumerate(eps.tolist()))[1:]:  # what others may do changes nothing
+        assert torch.equal(PGD(steps=4).search(model, images[i : i + 1], [1], size)[0][0], found[i])
+    with pytest.raises(ValueError, match="expected one eps or 3, one an image, got 2"):
+        PGD()(model, images, labels, eps[:2])

@@ -9,7 +9,7 @@ from jem_robust_attacks.batch import Batch
 from jem_robust_attacks.losses import towards
 from jem_robust_attacks.norms import spread
 
-RANKED_CLASSES = 10  # classes whose boundary is measured, by one gradient each, to choose targets
+RANKED_CLASSES = 5  # classes whose boundary is measured, by one gradient each, to choose targets
 
 
 class Best:
@@ -32,17 +32,29 @@ class Best:
 
 @dataclass
 class Ascent:
-    """What the runs on one batch share: active (N,) are the images not yet surely fooled."""
+    """What the runs on one batch share: radius (N,), and active (N,), the images not yet surely fooled."""
 
     batch: Batch
     center: Tensor
-    eps: float
+    radius: Tensor
     eot: Tensor
     best: Best
     active: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.active = torch.ones_like(self.batch.nonfinite)
+
+    def margins(self, x: Tensor) -> Tensor:
+        """Margins of what is active, without the rounding of gradients' precision; -inf of the rest: (N,)."""
+        rows = self.active.nonzero().squeeze(1)
+        margins = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
+        margins[rows] = self.batch.shares(x[rows], rows, 1)[1].double()
+        return margins
+
+    def near(self, x: Tensor, limit: Tensor) -> Tensor:
+        """What is active and whose margin at x (N, ...) is not gone, but above `limit` (N,): (N,) bool."""
+        now = self.margins(x)
+        return (now >= limit) & (now <= 0) & self.active
 
 
 def nearest_classes(ascent: Ascent, wanted: int, norm: str) -> list[Tensor]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,22 +42,17 @@ class Descent:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Candidates (N, 1, C, H, W), the images themselves where none was found, and nonfinite flags (N,)."""
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
-        sizes = np.array(sorted(e for e in self.epsilons if e > 0))
+        sizes = torch.tensor(sorted(e for e in self.epsilons if e > 0), dtype=torch.float64, device=batch.ids.device)
         # What fooled the model is where its run was left, but for models too coarse to be sure of it.
         attack = replace(self.attack, keep=int(getattr(batch.target, "rounding", ROUNDING) > ROUNDING))
         closest = batch.images.clone()
-        # Images wrong from the start are left alone: below every size.
-        level = torch.where(
-            _surely(batch, closest, torch.arange(len(closest), device=closest.device)), -1, len(sizes) - 1
-        )
-        for k in reversed(range(len(sizes))):
-            rows = (level == k).nonzero().squeeze(1)
-            if len(rows) == 0:
-                continue
-            center = batch.images[rows]
-            start = project(closest[rows], center, sizes[k], self.norm, batch.target.bounds)
+        # The eps each image is tried at next, by its place; images wrong from the start are left alone, below all.
+        level = torch.where(_surely(batch, closest, torch.arange(len(closest)).to(batch.ids)), -1, len(sizes) - 1)
+        while len(rows := (level >= 0).nonzero().squeeze(1)):
+            center, radius = batch.images[rows], sizes[level[rows]]
+            start = project(closest[rows], center, radius, self.norm, batch.target.bounds)
             found, bad = attack.search(
-                model, center, batch.labels[rows], float(sizes[k]), seed, batch.ids[rows], start, progress
+                model, center, batch.labels[rows], radius, seed, batch.ids[rows], start, progress
             )
             batch.nonfinite[rows] |= bad
             broken = torch.zeros_like(rows, dtype=torch.bool)
@@ -68,9 +62,9 @@ class Descent:
                 if len(won):
                     broken[won] = True
                     closest[rows[won]] = self._drawn(batch, candidate[won], rows[won])
-            reached = distance(closest[rows], center, self.norm).cpu().numpy()
-            below = np.minimum(np.searchsorted(sizes, reached - 1e-9) - 1, k - 1)
-            level[rows] = torch.where(broken, torch.from_numpy(below).to(level), -1)
+            reached = distance(closest[rows], center, self.norm)
+            below = torch.minimum(torch.searchsorted(sizes, reached - 1e-9), level[rows]) - 1
+            level[rows] = torch.where(broken, below, -1)
         return closest.unsqueeze(1), batch.nonfinite
 
     def _drawn(self, batch: Batch, x: Tensor, rows: Tensor) -> Tensor:

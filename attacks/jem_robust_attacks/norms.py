@@ -52,18 +52,19 @@ def distance(a: Tensor, b: Tensor, norm: str) -> Tensor:
     return difference.flatten(1).amax(1) if norm == "linf" else difference.flatten(1).norm(dim=1)
 
 
-def project(x: Tensor, center: Tensor, epsilon: float, norm: str, bounds: tuple[float, float]) -> Tensor:
+def project(x: Tensor, center: Tensor, epsilon: float | Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
     """Nearest point (linf) or a point (l2) within epsilon of center (N, ...) and within bounds, in the dtype of x.
 
-    In float64 and rounded towards center, for rounding alone can leave a small ball or one of many dimensions.
+    epsilon: one size, or one an image (N,). In float64 and rounded towards center, for rounding alone can leave a small ball or one of many dimensions.
     """
     exact = center.double()
     delta = x.double() - exact
+    sizes = torch.as_tensor(epsilon, dtype=torch.float64, device=x.device).expand(len(x))
     if norm == "linf":
-        delta = delta.clamp(-epsilon, epsilon)
+        delta = delta.clamp(-spread(sizes, delta), spread(sizes, delta))
     elif delta.numel():
         length = delta.flatten(1).norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
-        delta = delta * spread((epsilon / length).clamp(max=1.0), delta)
+        delta = delta * spread((sizes / length).clamp(max=1.0), delta)
     return rounded((exact + delta).clamp(*bounds), center, x.dtype)
 
 

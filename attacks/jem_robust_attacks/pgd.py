@@ -32,7 +32,9 @@ CONFIRM_DRAWS = 10
 ROUNDING = 1e-5  # relative error of logits, unless the model names its own
 TARGETED = 0.25  # of the iterations: what a targeted run takes,
 TARGETED_LEAST = 10  # but no fewer than these, or all
-NEAR = 0.4  # of an image's margin: with more left targeted runs were never seen to help
+NEAR = 0.4  # of an image's margin: with more left targeted runs were never seen to help,
+NEARER = 0.1  # nor to go on with after half their iterations
+CALL = 64  # images a gradient is taken of at once: more pay nothing, and cost cache
 RESTART = 1  # word that keys random starts
 
 
@@ -83,10 +85,13 @@ class PGD:
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
         starts: Tensor | None = None, progress: Report | None = None,
     ) -> AttackResult:  # fmt: skip
-        """Attack images (N, C, H, W) of true labels (N,) within eps; success is a majority verdict on fresh draws."""
-        radius = _given(eps)
+        """Attack images (N, C, H, W) of true labels (N,) within eps, or within one eps an image, a tensor (N,).
+
+        Success is a majority verdict on fresh draws.
+        """
+        sizes = _sizes(eps)
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
-        candidates = self._climb(batch, radius, starts)
+        candidates = self._climb(batch, _radius(sizes, batch.images), starts)
         rows = torch.arange(len(batch.images), device=batch.images.device)
         chosen = self._chosen(batch, torch.cat([batch.images.unsqueeze(1), candidates], 1), rows)
         # Choosing looked at its draws, so the verdict needs others; and only one: a second chance would flatter.
@@ -102,9 +107,9 @@ class PGD:
         starts: Tensor | None = None, progress: Report | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Candidates (N, M, C, H, W) and nonfinite flags (N,), for a caller with a verdict of its own."""
-        radius = _given(eps)
+        sizes = _sizes(eps)
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
-        return self._climb(batch, radius, starts), batch.nonfinite
+        return self._climb(batch, _radius(sizes, batch.images), starts), batch.nonfinite
 
     def _chosen(self, batch: Batch, options: Tensor, rows: Tensor) -> Tensor:
         """The option (N, M, ...) wrong most often, then of largest margin, on common fresh draws; option 0 is clean."""
@@ -120,42 +125,49 @@ class PGD:
         gaps = torch.where(shares == shares.amax(0), gaps, -torch.inf)
         return options[rows, gaps.argmax(0)]
 
-    def _climb(self, batch: Batch, eps: float, starts: Tensor | None) -> Tensor:
+    def _climb(self, batch: Batch, radius: Tensor, starts: Tensor | None) -> Tensor:
         """Candidates (N, M, ...) in the dtype of the images; the search itself is in float32 at least."""
         images = batch.images
         if starts is not None:
             starts = _checked_starts(starts, images, batch.target.bounds)
-        if eps == 0 or len(images) == 0:
+        if not bool(radius.any()):
             return images.unsqueeze(1).clone()
         center = images.to(torch.promote_types(images.dtype, torch.float32))
-        ascent = Ascent(batch, center, eps, self._eot(batch, center), Best(center, self.keep))
-        lengths = [self.step_size or 2.5 * eps / self.steps] * self.steps
+        ascent = Ascent(batch, center, radius, self._eot(batch, center), Best(center, self.keep))
+        length = 2.5 * radius / self.steps if self.step_size is None else torch.full_like(radius, self.step_size)
         lasts = [
-            self._ascend(ascent, self._start(batch, center, eps, r, starts), lengths) for r in range(self.restarts)
+            self._ascend(ascent, self._start(ascent, r, starts), [length] * self.steps) for r in range(self.restarts)
         ]
         if wanted := self._wanted_targets(batch):
             lasts.append(self._targeted(ascent, wanted, lasts[-1]))
         return rounded(torch.stack([*lasts, *ascent.best.images], 1), center.unsqueeze(1), images.dtype)
 
-    def _ascend(self, ascent: Ascent, x: Tensor, lengths: list[float], target: Tensor | None = None) -> Tensor:
-        """One run from x (N, ...) in steps of these lengths, towards the classes target (N,) if given; its end."""
+    def _ascend(self, ascent: Ascent, x: Tensor, lengths: list[Tensor], target: Tensor | None = None) -> Tensor:
+        """One run from x (N, ...) in steps of lengths (N,), towards the classes target (N,) if given; its end."""
         batch, eot, active = ascent.batch, ascent.eot, ascent.active
         for length in lengths:
             # An image's draws are the same whatever other images need.
             draws = batch.fresh(EOT_CAP if self.eot == "auto" else int(self.eot))
             for count in sorted(set(eot[active].tolist())):
-                rows = (active & (eot == count)).nonzero().squeeze(1)
-                loss = LOSSES[self.loss] if target is None else towards(target[rows].repeat(count))
-                gradient, value, fooled = self._gradient(batch, x[rows], rows, draws[:count], loss)
-                if target is None:
-                    ascent.best.offer(rows, x[rows], value)
-                climbed = x[rows] + length * steepest(gradient, self.norm)
-                moved = project(climbed, ascent.center[rows], ascent.eps, self.norm, batch.target.bounds)
-                if self.early_stop:  # what surely fools a deterministic model is done; moving on could only lose it
-                    moved = torch.where(spread(fooled, moved), x[rows], moved)
-                    active[rows[fooled]] = False
-                x[rows] = moved
+                for rows in (active & (eot == count)).nonzero().squeeze(1).split(CALL):
+                    self._step(ascent, x, rows, length[rows], draws[:count], target)
         return x
+
+    def _step(
+        self, ascent: Ascent, x: Tensor, rows: Tensor, length: Tensor, draws: range, target: Tensor | None
+    ) -> None:
+        """Move some rows of x by one gradient step."""
+        batch, before = ascent.batch, x[rows]
+        loss = LOSSES[self.loss] if target is None else towards(target[rows].repeat(len(draws)))
+        gradient, value, fooled = self._gradient(batch, before, rows, draws, loss)
+        if target is None:
+            ascent.best.offer(rows, before, value)
+        climbed = before + spread(length, x).to(x.dtype) * steepest(gradient, self.norm)
+        moved = project(climbed, ascent.center[rows], ascent.radius[rows], self.norm, batch.target.bounds)
+        if self.early_stop:  # what surely fools a deterministic model is done; moving on could only lose it
+            moved = torch.where(spread(fooled, moved), before, moved)
+            ascent.active[rows[fooled]] = False
+        x[rows] = moved
 
     def _wanted_targets(self, batch: Batch) -> int:
         if self.targets == "auto":
@@ -167,37 +179,36 @@ class PGD:
 
         An image that fooled the model towards one class is kept out of the others.
         """
-        if ascent.batch.target.deterministic:
-            ascent.active &= self._near(ascent, last)
+        active, known = ascent.active, ascent.batch.target.deterministic
+        if known:
+            own = ascent.margins(ascent.center)
+            active &= ascent.near(last, NEAR * own)
         count, x = targeted_steps(self.steps), last.clone()
-        lengths = [ascent.eps * (1 - t / count) for t in range(count)]  # across the ball first, then with care
+        lengths = [ascent.radius * (1 - t / count) for t in range(count)]  # across the ball first, then with care
         for target in nearest_classes(ascent, wanted, self.norm):
-            standing = ascent.active.clone()
-            x = torch.where(spread(standing, x), self._ascend(ascent, last.clone(), lengths, target), x)
-            if ascent.batch.target.deterministic:
-                ascent.active &= self._margins(ascent, x) <= 0
+            standing, half = active.clone(), -(-count // 2)
+            tried = self._ascend(ascent, last.clone(), lengths[:half], target)
+            left = active & ~ascent.near(tried, NEARER * own) if known else torch.zeros_like(active)
+            active &= ~left
+            tried = self._ascend(ascent, tried, lengths[half:], target)
+            x = torch.where(spread(standing, x), tried, x)
+            active |= left
+            if known:
+                active &= ascent.margins(x) <= 0
         return x
 
-    def _near(self, ascent: Ascent, last: Tensor) -> Tensor:
-        """Where the margin is a small part of the image's own, but not gone: (N,) bool."""
-        now = self._margins(ascent, last)
-        return (now >= NEAR * self._margins(ascent, ascent.center)) & (now <= 0)
-
-    def _margins(self, ascent: Ascent, x: Tensor) -> Tensor:
-        """Margins of what is active, without the rounding of gradients' precision; -inf of the rest: (N,)."""
-        rows = ascent.active.nonzero().squeeze(1)
-        margins = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
-        margins[rows] = ascent.batch.shares(x[rows], rows, 1)[1].double()
-        return margins
-
-    def _start(self, batch: Batch, center: Tensor, eps: float, restart: int, starts: Tensor | None) -> Tensor:
+    def _start(self, ascent: Ascent, restart: int, starts: Tensor | None) -> Tensor:
+        batch, center, radius = ascent.batch, ascent.center, ascent.radius
         if restart == 0:
             x = center if starts is None else starts.to(center)
         else:
-            shape, n = tuple(center.shape[1:]), len(center)
-            offsets = [random_offset(shape, eps, self.norm, batch.generator(i, RESTART, restart)) for i in range(n)]
+            shape = tuple(center.shape[1:])
+            offsets = [
+                random_offset(shape, eps, self.norm, batch.generator(i, RESTART, restart))
+                for i, eps in enumerate(radius.tolist())
+            ]
             x = center + torch.stack(offsets).to(center)
-        return project(x, center, eps, self.norm, batch.target.bounds)
+        return project(x, center, radius, self.norm, batch.target.bounds)
 
     def _gradient(
         self, batch: Batch, x: Tensor, rows: Tensor, draws: range, loss: Loss
@@ -260,10 +271,20 @@ def sure(logits: Tensor, labels: Tensor, rounding: float) -> Tensor:
     return margin(logits, labels) > rounding * (1 + logits.abs().amax(1))
 
 
-def _given(eps: Any) -> float:
+def _sizes(eps: Any) -> Tensor:
+    """One eps (), or one an image (N,): float64."""
     if eps is None:
         raise ValueError("expected eps, got None: PGD searches within a ball, so pass its radius, e.g. 8/255")
-    return parse_epsilon(eps)
+    if isinstance(eps, Tensor) and eps.dim() == 1:
+        return torch.tensor([parse_epsilon(size) for size in eps.tolist()], dtype=torch.float64)
+    return torch.tensor(parse_epsilon(eps), dtype=torch.float64)
+
+
+def _radius(sizes: Tensor, images: Tensor) -> Tensor:
+    """Eps of every image: (N,) float64."""
+    if sizes.dim() and len(sizes) != len(images):
+        raise ValueError(f"expected one eps or {len(images)}, one an image, got {len(sizes)}")
+    return sizes.to(images.device).expand(len(images))
 
 
 def _checked_starts(starts: Any, images: Tensor, bounds: tuple[float, float]) -> Tensor:
