@@ -27,7 +27,7 @@ def run(answers, labels, batch=512):
     target = Scripted(answers)
     n = len(answers)
     x, ids = torch.zeros(n, 1, 1, 1), torch.arange(n)
-    return score(target, x, torch.tensor(labels), ids, len(answers[0]), "select", 0, batch)
+    return score(target, x, torch.tensor(labels), ids, range(len(answers[0])), "select", 0, batch)
 
 
 def test_score_counts_correct_draws_and_averages_the_margin_of_the_label():

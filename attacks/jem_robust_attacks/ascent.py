@@ -1,15 +1,18 @@
 """What the runs of a gradient attack on one batch share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from jem_robust_attacks.batch import Batch
-from jem_robust_attacks.losses import towards
 from jem_robust_attacks.norms import spread
 
-RANKED_CLASSES = 5  # classes whose boundary is measured, by one gradient each, to choose targets
+STREAK = 3  # gradients in a row whose draws are fooled before a random model is asked whether it is
+
+# Candidates (n, ...) of the images at (n,) -> (n,) bool: whether the caller, who judges, wants no better.
+Settled = Callable[[Tensor, Tensor], Tensor]
 
 
 class Best:
@@ -39,10 +42,40 @@ class Ascent:
     radius: Tensor
     eot: Tensor
     best: Best
+    settled: Settled | None = None
     active: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.active = torch.ones_like(self.batch.nonfinite)
+        self._streak = torch.zeros_like(self.batch.queries)
+        self._patience = torch.full_like(self.batch.queries, STREAK)
+
+    @property
+    def knows(self) -> bool:
+        """Whether it comes out on the way which images are fooled."""
+        return self.batch.target.deterministic or self.settled is not None
+
+    def leaves(self, x: Tensor, rows: Tensor, fooled: Tensor) -> Tensor:
+        """Which of x (n, ...), fooled (n,) in the draws of this gradient, are done: (n,) bool.
+
+        On a deterministic model those; on a random one those that `settled` confirms, asked after several fooled
+        gradients in a row, and after twice as many each time it says no.
+        """
+        asked = fooled
+        if not self.batch.target.deterministic:
+            self._streak[rows] = torch.where(fooled, self._streak[rows] + 1, 0)
+            asked = self._streak[rows] >= self._patience[rows]
+            self._patience[rows[asked]] *= 2
+        return self.confirmed(x, rows, asked)
+
+    def confirmed(self, x: Tensor, rows: Tensor, asked: Tensor) -> Tensor:
+        """Which of the x (n, ...) asked about, (n,) bool, are done for whoever judges; they are active no more."""
+        done = asked & self.batch.target.deterministic
+        some = asked.nonzero().squeeze(1)
+        if self.settled is not None and len(some) and not self.batch.target.deterministic:
+            done[some] = self.settled(x[some], rows[some])
+        self.active[rows[done]] = False
+        return done
 
     def margins(self, x: Tensor) -> Tensor:
         """Margins of what is active, without the rounding of gradients' precision; -inf of the rest: (N,)."""
@@ -55,30 +88,3 @@ class Ascent:
         """What is active and whose margin at x (N, ...) is not gone, but above `limit` (N,): (N,) bool."""
         now = self.margins(x)
         return (now >= limit) & (now <= 0) & self.active
-
-
-def nearest_classes(ascent: Ascent, wanted: int, norm: str) -> list[Tensor]:
-    """Classes (N,) to try in turn on what stands: those whose linearised decision boundary is nearest."""
-    batch = ascent.batch
-    rows = ascent.active.nonzero().squeeze(1)
-    if len(rows) == 0:
-        return []
-    labels = batch.labels[rows]
-    with torch.enable_grad():
-        leaf = ascent.center[rows].requires_grad_()
-        logits = batch.logits(leaf, rows, batch.fresh(1))
-        likeliest = min(RANKED_CLASSES, logits.shape[1] - 1)
-        others = logits.detach().scatter(1, labels[:, None], -torch.inf).topk(likeliest, 1)
-        if not logits.requires_grad:
-            return []
-        gaps = others.values - logits.detach().gather(1, labels[:, None])
-        slopes = []
-        for classes in others.indices.T:
-            value = towards(classes)(logits, labels).sum()
-            (slope,) = torch.autograd.grad(value, leaf, retain_graph=True, allow_unused=True)
-            if slope is None:
-                return []
-            slopes.append(slope.flatten(1).norm(1 if norm == "linf" else 2, dim=1))
-    distances = -gaps / torch.stack(slopes, 1).clamp_min(torch.finfo(gaps.dtype).tiny)
-    nearest = others.indices.gather(1, torch.nan_to_num(distances, torch.inf).argsort(1))
-    return [batch.labels.index_put((rows,), classes) for classes in nearest[:, :wanted].T]

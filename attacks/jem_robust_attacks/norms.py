@@ -55,7 +55,8 @@ def distance(a: Tensor, b: Tensor, norm: str) -> Tensor:
 def project(x: Tensor, center: Tensor, epsilon: float | Tensor, norm: str, bounds: tuple[float, float]) -> Tensor:
     """Nearest point (linf) or a point (l2) within epsilon of center (N, ...) and within bounds, in the dtype of x.
 
-    epsilon: one size, or one an image (N,). In float64 and rounded towards center, for rounding alone can leave a small ball or one of many dimensions.
+    epsilon: one size, or one an image (N,).
+    In float64 and rounded towards center, for rounding alone can leave a small ball or one of many dimensions.
     """
     exact = center.double()
     delta = x.double() - exact

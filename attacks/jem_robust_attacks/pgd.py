@@ -4,15 +4,16 @@ EOT (expectation over transformation): Athalye et al. 2018.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from jem_robust_attacks.ascent import Ascent, Best, nearest_classes
+from jem_robust_attacks.ascent import Ascent, Best, Settled
 from jem_robust_attacks.batch import Batch, Report, check_starts
-from jem_robust_attacks.losses import LOSSES, Loss, ascent_weights, margin, towards
+from jem_robust_attacks.losses import LOSSES, Loss, ascent_weights, margin, towards, wrong
 from jem_robust_attacks.norms import (
     distance,
     parse_epsilon,
@@ -25,15 +26,12 @@ from jem_robust_attacks.norms import (
     whole,
 )  # fmt: skip
 from jem_robust_attacks.result import AttackResult
+from jem_robust_attacks.targeted import targeted_runs
 
 EOT_CAP = 32
 EOT_AGREEMENT = 0.9
 CONFIRM_DRAWS = 10
 ROUNDING = 1e-5  # relative error of logits, unless the model names its own
-TARGETED = 0.25  # of the iterations: what a targeted run takes,
-TARGETED_LEAST = 10  # but no fewer than these, or all
-NEAR = 0.4  # of an image's margin: with more left targeted runs were never seen to help,
-NEARER = 0.1  # nor to go on with after half their iterations
 CALL = 64  # images a gradient is taken of at once: more pay nothing, and cost cache
 RESTART = 1  # word that keys random starts
 
@@ -49,7 +47,7 @@ class PGD:
     over as candidates beside each restart's last iterate. targets: classes that what still stands after all restarts,
     but not far, is driven to in short runs, linearly nearest first (Croce & Hein 2020 found targeted runs the
     strongest); "auto": 3 for a deterministic model, where it is known what stands, none for a random one. early_stop:
-    leave images that surely fool a deterministic model. Raises ValueError on settings out of range.
+    leave images that surely fool the model. Raises ValueError on settings out of range.
     """
 
     norm: str = "linf"
@@ -104,12 +102,15 @@ class PGD:
     @torch.no_grad()
     def search(
         self, model: Any, images: Any, labels: Any, eps: Any = None, seed: int = 0, image_ids: Any = None,
-        starts: Tensor | None = None, progress: Report | None = None,
+        starts: Tensor | None = None, progress: Report | None = None, settled: Settled | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Candidates (N, M, C, H, W) and nonfinite flags (N,), for a caller with a verdict of its own."""
+        """Candidates (N, M, C, H, W) and nonfinite flags (N,), for a caller with a verdict of its own.
+
+        settled: asked of a random model's images that seem to be fooled; it leaves alone those for which it says yes.
+        """
         sizes = _sizes(eps)
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
-        return self._climb(batch, _radius(sizes, batch.images), starts), batch.nonfinite
+        return self._climb(batch, _radius(sizes, batch.images), starts, settled), batch.nonfinite
 
     def _chosen(self, batch: Batch, options: Tensor, rows: Tensor) -> Tensor:
         """The option (N, M, ...) wrong most often, then of largest margin, on common fresh draws; option 0 is clean."""
@@ -125,7 +126,7 @@ class PGD:
         gaps = torch.where(shares == shares.amax(0), gaps, -torch.inf)
         return options[rows, gaps.argmax(0)]
 
-    def _climb(self, batch: Batch, radius: Tensor, starts: Tensor | None) -> Tensor:
+    def _climb(self, batch: Batch, radius: Tensor, starts: Tensor | None, settled: Settled | None = None) -> Tensor:
         """Candidates (N, M, ...) in the dtype of the images; the search itself is in float32 at least."""
         images = batch.images
         if starts is not None:
@@ -133,13 +134,14 @@ class PGD:
         if not bool(radius.any()):
             return images.unsqueeze(1).clone()
         center = images.to(torch.promote_types(images.dtype, torch.float32))
-        ascent = Ascent(batch, center, radius, self._eot(batch, center), Best(center, self.keep))
+        ascent = Ascent(batch, center, radius, self._eot(batch, center), Best(center, self.keep), settled)
         length = 2.5 * radius / self.steps if self.step_size is None else torch.full_like(radius, self.step_size)
         lasts = [
             self._ascend(ascent, self._start(ascent, r, starts), [length] * self.steps) for r in range(self.restarts)
         ]
-        if wanted := self._wanted_targets(batch):
-            lasts.append(self._targeted(ascent, wanted, lasts[-1]))
+        if wanted := self._wanted_targets(ascent):
+            run = partial(self._ascend, ascent)
+            lasts.append(targeted_runs(ascent, run, lasts[-1], wanted, self.steps, self.norm))
         return rounded(torch.stack([*lasts, *ascent.best.images], 1), center.unsqueeze(1), images.dtype)
 
     def _ascend(self, ascent: Ascent, x: Tensor, lengths: list[Tensor], target: Tensor | None = None) -> Tensor:
@@ -164,38 +166,14 @@ class PGD:
             ascent.best.offer(rows, before, value)
         climbed = before + spread(length, x).to(x.dtype) * steepest(gradient, self.norm)
         moved = project(climbed, ascent.center[rows], ascent.radius[rows], self.norm, batch.target.bounds)
-        if self.early_stop:  # what surely fools a deterministic model is done; moving on could only lose it
-            moved = torch.where(spread(fooled, moved), before, moved)
-            ascent.active[rows[fooled]] = False
+        if self.early_stop:  # what surely fools the model is done; moving on could only lose it
+            moved = torch.where(spread(ascent.leaves(before, rows, fooled), moved), before, moved)
         x[rows] = moved
 
-    def _wanted_targets(self, batch: Batch) -> int:
+    def _wanted_targets(self, ascent: Ascent) -> int:
         if self.targets == "auto":
-            return 3 if batch.target.deterministic and self.early_stop else 0
+            return 3 if ascent.knows and self.early_stop else 0
         return int(self.targets)
-
-    def _targeted(self, ascent: Ascent, wanted: int, last: Tensor) -> Tensor:
-        """Short runs from where the last one ended, on what it brought near a boundary; where they end (N, ...).
-
-        An image that fooled the model towards one class is kept out of the others.
-        """
-        active, known = ascent.active, ascent.batch.target.deterministic
-        if known:
-            own = ascent.margins(ascent.center)
-            active &= ascent.near(last, NEAR * own)
-        count, x = targeted_steps(self.steps), last.clone()
-        lengths = [ascent.radius * (1 - t / count) for t in range(count)]  # across the ball first, then with care
-        for target in nearest_classes(ascent, wanted, self.norm):
-            standing, half = active.clone(), -(-count // 2)
-            tried = self._ascend(ascent, last.clone(), lengths[:half], target)
-            left = active & ~ascent.near(tried, NEARER * own) if known else torch.zeros_like(active)
-            active &= ~left
-            tried = self._ascend(ascent, tried, lengths[half:], target)
-            x = torch.where(spread(standing, x), tried, x)
-            active |= left
-            if known:
-                active &= ascent.margins(x) <= 0
-        return x
 
     def _start(self, ascent: Ascent, restart: int, starts: Tensor | None) -> Tensor:
         batch, center, radius = ascent.batch, ascent.center, ascent.radius
@@ -213,7 +191,7 @@ class PGD:
     def _gradient(
         self, batch: Batch, x: Tensor, rows: Tensor, draws: range, loss: Loss
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Ascent direction (n, ...), mean loss (n,), and which rows surely fool a deterministic model (n,)."""
+        """Ascent direction (n, ...), mean loss (n,), and which rows are fooled in every draw, surely if one is all."""
         labels = batch.labels[rows].repeat(len(draws))
         with torch.enable_grad():
             # At what would be handed over: of a float16 image the search knows more than float16 holds.
@@ -231,9 +209,9 @@ class PGD:
             gradient = torch.zeros_like(x)
         batch.nonfinite[rows] |= ~torch.isfinite(gradient).flatten(1).all(1)
         value = values.view(len(draws), -1).mean(0)
-        if not batch.target.deterministic:
-            return gradient, value, torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-        return gradient, value, sure(logits.detach(), labels, getattr(batch.target, "rounding", ROUNDING))
+        if batch.target.deterministic:
+            return gradient, value, sure(logits.detach(), labels, getattr(batch.target, "rounding", ROUNDING))
+        return gradient, value, wrong(logits.detach(), labels).view(len(draws), -1).all(0)
 
     def _eot(self, batch: Batch, center: Tensor) -> Tensor:
         """Draws to average for each image: (N,) int64."""
@@ -259,11 +237,6 @@ class PGD:
             count *= 2
             eot[rows] = count
             second = direction(rows, draws[count : 2 * count])
-
-
-def targeted_steps(steps: int) -> int:
-    """Iterations of a targeted run where others take `steps`."""
-    return min(steps, max(round(TARGETED * steps), TARGETED_LEAST))
 
 
 def sure(logits: Tensor, labels: Tensor, rounding: float) -> Tensor:

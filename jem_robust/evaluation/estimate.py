@@ -18,8 +18,8 @@ from jem_robust.images import check_images, check_labels
 from jem_robust_attacks import PGD, Descent
 from jem_robust_attacks.losses import margin
 from jem_robust_attacks.norms import parse_norm
-from jem_robust_attacks.pgd import targeted_steps
 from jem_robust_attacks.target import Target, as_target
+from jem_robust_attacks.targeted import targeted_steps
 
 STANDING = 0.65  # share of images still worth attacking, on average over attacks and epsilons
 IMPROVED = 0.6  # share of images whose candidate changes at an eps and has to be judged anew

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ KINDS: dict[str, str] = {
     "pgd": "PGD", "boundary": "BoundaryAttack", "pointwise": "PointwiseAttack", "rays": "RayS", "square": "Square",
 }  # fmt: skip
 NAMES = ("transfer", *KINDS)
+Settled = Callable[[Tensor, Tensor], Tensor]  # candidates (n, ...) of the images at (n,) -> (n,) bool, fooled for sure
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,15 @@ class Member:
 
     def candidates(
         self, images: Tensor, labels: Tensor, eps: float | None, seed: int, ids: Tensor, starts: Tensor,
-        report: Callable[[int], None],
+        report: Callable[[int], None], settled: Settled | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Candidates (N, M, C, H, W) as float32 can hold them, and non-finite flags (N,)."""
+        """Candidates (N, M, C, H, W) as float32 can hold them, and non-finite flags (N,).
+
+        settled: asked, where the attack is a PGD on a random model, whether it may leave images.
+        """
         run = getattr(self.attack, "search", None)
+        if type(self.attack) is jem_robust_attacks.PGD and not self.target.deterministic:
+            run = partial(self.attack.search, settled=settled)
         if run is not None:
             found, nonfinite = run(self.target, images, labels, eps, seed, ids, starts, report)
         else:
@@ -123,6 +130,12 @@ def descending(members: list[Member], epsilons: Sequence[float]) -> list[Member]
         return jem_robust_attacks.Descent(attack, tuple(epsilons)) if suits else attack
 
     return [replace(member, attack=lowered(member.attack, member.target)) for member in members]
+
+
+def lowerable(members: Sequence[Member], epsilons: Sequence[float]) -> bool:
+    """Whether an evaluation of a random model may go from the largest eps down: all attacks are PGD, of several eps."""
+    several = sum(eps > 0 for eps in epsilons) > 1
+    return several and all(type(member.attack) is jem_robust_attacks.PGD for member in members)
 
 
 def report_name(attack: Any) -> str:

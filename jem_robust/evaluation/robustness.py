@@ -1,4 +1,9 @@
-"""One pass over increasing epsilons: attack, select, judge; candidates are carried upward."""
+"""One pass over the epsilons: attack, select, judge. Candidates are carried upward.
+
+PGD on random models goes from the largest eps down: what has not fooled a single select draw at one eps is not tried at
+a smaller one, and what fools all of them is drawn to the smallest eps at which it still does. So nearly all images cost
+one attack that runs to its end, whatever the number of epsilons. (On deterministic models `Descent` does so.)
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,19 +16,18 @@ import torch
 from torch import Tensor
 
 from jem_robust.evaluation.checks import nonfinite, probe
+from jem_robust.evaluation.contest import Contest
 from jem_robust.evaluation.curve import RobustnessCurve
-from jem_robust.evaluation.members import Member, descending, narrowed, resolve, within
-from jem_robust.evaluation.verdict import Score, score
+from jem_robust.evaluation.levels import Lead, Level, Levels
+from jem_robust.evaluation.members import Member, Settled, descending, lowerable, narrowed, resolve, within
 from jem_robust.gradients import Spent
 from jem_robust.images import check_images, check_labels
 from jem_robust.progress import Progress
 from jem_robust.reporting.records import versions
-from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, whole
+from jem_robust_attacks.norms import distance, parse_epsilon, parse_norm, project, whole
 from jem_robust_attacks.starts import DecisionAttack
 from jem_robust_attacks.target import Target, as_target
 
-SCORE_ROWS = 512  # draws scored in one call, fewer where images are large:
-SCORE_VALUES = 2**26  # pixel values of all their chains together
 ATTACK_IMAGES = 64  # at once,
 MOST_IMAGES = 256  # where memory allows and it pays
 OnEpsilon = Callable[[RobustnessCurve], None]
@@ -64,7 +68,7 @@ def evaluate(
         run.take_up(resume)
     with Progress(expected_work or run.rough_work(), "attack", "rows", show=progress) as bar:
         run.progress = bar
-        for eps in run.epsilons[len(run.p_correct) :]:
+        for eps in run.remaining():
             run.at(eps)
             if on_epsilon is not None:
                 on_epsilon(run.curve())
@@ -104,17 +108,14 @@ class Evaluation:
         self.precision = precision
         attacked = narrowed(model, precision)
         self.members = descending(resolve(attacks, attacked, self.images, self.norm, attack_chains), self.epsilons)
-        self.best = self.images.clone()
-        self.selected = self._score(self.images, self.all, "select", self.select_draws)
-        judged = self._score(self.images, self.all, "judge", self.draws)
-        self.judged = judged.correct.double() / self.draws
-        self.clean = float(self.judged.mean())
-        self.bad_logits = self.selected.nonfinite | judged.nonfinite
-        self.bad_gradients = torch.zeros_like(self.bad_logits)
-        self.source = torch.full_like(self.labels, -1)  # member whose candidate leads; -1: the clean image
-        self.p_correct: list[Tensor] = []
-        self.adversarials: list[Tensor] = []
-        self.per_attack: list[dict[str, Any]] = []
+        self.descends = not certain and lowerable(self.members, self.epsilons)
+        chains = getattr(getattr(model, "refinement", None), "independent_chains", 1)
+        self.contest = Contest(
+            self.target, self.images, self.labels, self.draws, self.select_draws, seed, chains, self._show
+        )
+        self.bad_gradients = torch.zeros_like(self.contest.bad_logits)
+        self.spared = torch.zeros_like(self.bad_gradients)  # what fooled no draw at a larger eps
+        self.levels = Levels()
         self._closest: dict[int, Tensor] = {}  # candidates of minimising attacks, found once
 
     @property
@@ -125,12 +126,10 @@ class Evaluation:
     def _spent(self) -> Spent:
         return getattr(self.model, "spent", Spent())
 
-    def _score(self, x: Tensor, rows: Tensor, purpose: str, draws: int) -> Score:
-        chains = getattr(getattr(self.model, "refinement", None), "independent_chains", 1)
-        batch = max(1, min(SCORE_ROWS, SCORE_VALUES // (chains * self.images[0].numel())))
-        result = score(self.target, x, self.labels[rows], self.ids[rows], draws, purpose, self.seed, batch)
-        self._show()
-        return result
+    def remaining(self) -> list[float]:
+        """Epsilons still to be done, in the order in which they are."""
+        order = self.epsilons[::-1] if self.descends else self.epsilons
+        return order[len(self.levels.done) :]
 
     def _show(self, _: int = 0) -> None:
         spent = self._spent().since(self._spent_before)
@@ -143,48 +142,73 @@ class Evaluation:
         return float(per_eps * (1 + len(self.epsilons)))
 
     def at(self, eps: float) -> None:
-        """Attack, select and judge at one eps, which must not be smaller than the last."""
-        moved = torch.zeros_like(self.bad_logits)
-        row: dict[str, Any] = {"eps": eps, "attacks": []}
+        """Attack, select and judge at one eps, the next of `remaining`."""
+        starts = self._lowered(eps) if self.descends else self.contest.lead.x
+        moved = torch.zeros_like(self.bad_gradients)
+        attacks: list[dict[str, Any]] = []
         for i, member in enumerate(self.members):
             self.progress.advance(0, description=f"eps {eps:.4g}: {member.name}")
-            active = (self.selected.correct > 0).nonzero().squeeze(1) if eps > 0 else self.all[:0]
-            for rows in active.split(self.batch_size):
-                moved[rows] |= self._attack(i, member, eps, rows)
-            self._judge(moved)
-            row["attacks"].append(self._outcome(member, i, len(active)))
-        p = torch.where(self.bad_gradients, 0.0, self.judged) if eps > 0 else self.judged
-        self.p_correct.append(p.clone())
-        self.adversarials.append(self.best.clone())
-        row["source"] = self.source.tolist()
-        row["nonfinite_gradient"] = self.bad_gradients.nonzero().squeeze(1).tolist()
-        self.per_attack.append(row)
+            active = (
+                ((self.contest.lead.selected.correct > 0) & ~self.spared).nonzero().squeeze(1)
+                if eps > 0
+                else self.all[:0]
+            )
+            for rows in active.split(self.batch_size) if len(active) else ():
+                moved[rows] |= self._attack(i, member, eps, rows, starts)
+            if self.descends:
+                self._reach_down(moved.nonzero().squeeze(1), eps)
+            self.contest.judge(moved)
+            attacks.append(self._outcome(member, i, len(active)))
+        self.levels.add(Level(eps, self.contest.lead.copy(), self.bad_gradients.clone(), attacks))
 
-    def _attack(self, i: int, member: Member, eps: float, rows: Tensor) -> Tensor:
+    def _lowered(self, eps: float) -> Tensor:
+        """Come down from a larger eps: leads that are too far start over at the image. Starts of attacks (N, ...)."""
+        lead = self.contest.lead
+        if self.levels.done:
+            self.spared |= lead.selected.correct == self.select_draws
+            self.bad_gradients = torch.zeros_like(self.bad_gradients)
+        far = (distance(lead.x, self.images, self.norm) > eps + 1e-9).nonzero().squeeze(1)
+        starts = project(lead.x, self.images, eps, self.norm, self.target.bounds)
+        lead.follow(far, self.contest.unperturbed)
+        return starts
+
+    def _reach_down(self, rows: Tensor, eps: float) -> None:
+        """Draw what fools every select draw to the smallest eps at which it still does, by bisection."""
+        sizes = torch.tensor([e for e in self.epsilons if 0 < e <= eps], dtype=torch.float64, device=rows.device)
+        lead = self.contest.lead
+        rows = rows[lead.selected.correct[rows] == 0]
+        low, high = torch.zeros_like(rows), torch.full_like(rows, len(sizes) - 1)
+        while len(open_ := (low < high).nonzero().squeeze(1)):
+            middle, at = (low + high)[open_] // 2, rows[open_]
+            nearer = project(lead.x[at], self.images[at], sizes[middle], self.norm, self.target.bounds)
+            fooled = self.contest.settle(nearer, at, None)
+            high[open_] = torch.where(fooled, middle, high[open_])
+            low[open_] = torch.where(fooled, low[open_], middle + 1)
+
+    def _attack(self, i: int, member: Member, eps: float, rows: Tensor, starts: Tensor) -> Tensor:
         """Let one attack improve the leading candidates of some images; which of them it did, (n,) bool."""
         images, seed = self.images[rows], self._attack_seed(i, eps)
-        found, bad = self._found(i, member, eps, rows, seed)
+
+        def confirmed(x: Tensor, some: Tensor) -> Tensor:
+            x = within(x.float().to(images.dtype), images[some], eps, self.norm, self.target.bounds)
+            return self.contest.settle(x, rows[some], i)
+
+        found, bad = self._found(i, member, eps, rows, seed, starts[rows], confirmed)
         self.bad_gradients[rows] |= bad
-        moved = torch.zeros_like(bad)
+        settled = self.contest.lead.selected.correct[rows] == 0  # on the way: there is nothing to add
+        moved = settled.clone()
         for m in range(found.shape[1]):
             candidate = within(found[:, m], images, eps, self.norm, self.target.bounds)
-            new = (candidate != self.best[rows]).flatten(1).any(1).nonzero().squeeze(1)
-            if len(new) == 0:
-                continue
-            scored = self._score(candidate[new], rows[new], "select", self.select_draws)
-            self.bad_logits[rows[new]] |= scored.nonfinite
-            better = scored.worse_than(self.selected.rows(rows[new]))
-            winners = new[better]
-            self.best[rows[winners]] = candidate[winners]
-            self.selected.update(rows[winners], scored.rows(better.nonzero().squeeze(1)))
-            self.source[rows[winners]] = i
-            moved[winners] = True
+            new = (candidate != self.contest.lead.x[rows]).flatten(1).any(1) & ~settled
+            moved |= self.contest.offer(candidate, rows, new, i)
         return moved
 
-    def _found(self, i: int, member: Member, eps: float, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    def _found(
+        self, i: int, member: Member, eps: float, rows: Tensor, seed: int, starts: Tensor, settled: Settled
+    ) -> tuple[Tensor, Tensor]:
         if not member.minimizes:
             images, labels, ids = self.images[rows], self.labels[rows], self.ids[rows]
-            return member.candidates(images, labels, eps, seed, ids, self.best[rows], self._show)
+            return member.candidates(images, labels, eps, seed, ids, starts, self._show, settled)
         if i not in self._closest:
             # Decision attacks start from images of other classes: from all of them, whatever the batch size.
             size = len(self.all) if isinstance(member.attack, DecisionAttack) else self.batch_size
@@ -206,52 +230,53 @@ class Evaluation:
         word = int(np.float64(eps).view(np.uint64))
         return int(np.random.SeedSequence([self.seed % 2**64, i, word]).generate_state(1, np.uint64)[0])
 
-    def _judge(self, moved: Tensor) -> None:
-        """Judge images whose leading candidate changed; the others' verdict stands, the draws being the same."""
-        rows = moved.nonzero().squeeze(1)
-        if len(rows):
-            result = self._score(self.best[rows], rows, "judge", self.draws)
-            self.judged[rows] = result.correct.double() / self.draws
-            self.bad_logits[rows] |= result.nonfinite
-            moved[rows] = False
-
     def _outcome(self, member: Member, i: int, attacked: int) -> dict[str, Any]:
-        broke = (self.source == i) & (self.judged <= 0.5)
-        # At this or a smaller eps, as `broke` counts: what an attack is run on only shrinks from eps to eps.
-        attacked = max([attacked, *(row["attacks"][i]["attacked"] for row in self.per_attack)])
-        left = torch.where(self.bad_gradients, 0.0, self.judged).mean()
+        lead = self.contest.lead
+        broke = (lead.source == i) & (lead.judged <= 0.5)
+        # At this eps or one done before, as `broke` counts.
+        attacked = max([attacked, *(level.attacks[i]["attacked"] for level in self.levels.done)])
+        left = torch.where(self.bad_gradients, 0.0, lead.judged).mean()
         return {"name": member.name, "attacked": attacked, "broke": int(broke.sum()), "accuracy": float(left)}
 
     def take_up(self, earlier: RobustnessCurve) -> None:
         """Continue after the epsilons of a partial curve. Raises ValueError if its settings differ."""
         done = [float(e) for e in earlier.epsilons]
-        mine = (self.norm, self.seed, self.draws, self.select_draws, self.epsilons[: len(done)], self.labels.tolist())
+        due = sorted(self.remaining()[: len(done)])
+        mine = (self.norm, self.seed, self.draws, self.select_draws, due, self.labels.tolist())
         theirs = (earlier.norm, earlier.seed, earlier.draws, earlier.select_draws, done, earlier.labels.tolist())
         if mine != theirs:
             raise ValueError("expected a partial result of the same settings, got another: start anew or repeat them")
-        self.p_correct = [torch.from_numpy(p).to(self.judged) for p in earlier.p_correct]
-        self.adversarials = [torch.from_numpy(a).to(self.images) for a in earlier.adversarials]
-        self.per_attack = list(earlier.per_attack)
+        for e, row in enumerate(earlier.per_attack):
+            x = torch.from_numpy(earlier.adversarials[e]).to(self.images)
+            lead = Lead(
+                x,
+                self.contest.score(x, self.all, "select", range(self.select_draws)),
+                torch.from_numpy(earlier.p_correct[e]).to(self.contest.lead.judged),
+                torch.tensor(row["source"], device=x.device),
+            )
+            bad = torch.zeros_like(self.bad_gradients)
+            bad[row["nonfinite_gradient"]] = True
+            self.levels.done.append(Level(done[e], lead, bad, row["attacks"]))
         if done:
-            self.best, self.judged = self.adversarials[-1].clone(), self.p_correct[-1].clone()
-            self.source = torch.tensor(earlier.per_attack[-1]["source"], device=self.source.device)
-            self.bad_gradients[earlier.per_attack[-1]["nonfinite_gradient"]] = True
-            self.selected = self._score(self.best, self.all, "select", self.select_draws)
+            last = self.levels.done[0 if self.descends else -1]
+            self.contest.lead, self.bad_gradients = last.lead.copy(), last.bad.clone()
 
     def curve(self) -> RobustnessCurve:
         """The curve over the epsilons done so far."""
-        checks = [*self.checks, nonfinite("logit", int(self.bad_logits.sum()))]
-        checks.append(nonfinite("gradient", int(self.bad_gradients.sum())))
-        done = self.epsilons[: len(self.p_correct)]
-        distances = [distance(x, self.images, self.norm) for x in self.adversarials]
+        checks = [*self.checks, nonfinite("logit", int(self.contest.bad_logits.sum()))]
+        p_correct, adversarials, per_attack = self.levels.results()
+        bad = len(per_attack[-1]["nonfinite_gradient"]) if per_attack else 0
+        checks.append(nonfinite("gradient", bad))
+        done = [level.eps for level in self.levels.done]
+        distances = [distance(x, self.images, self.norm) for x in adversarials]
         return RobustnessCurve(
-            norm=self.norm, epsilons=np.array(done), clean=self.clean, draws=self.draws,
+            norm=self.norm, epsilons=np.array(done), clean=self.contest.clean, draws=self.draws,
             select_draws=self.select_draws, seed=self.seed, labels=self.labels.cpu().numpy(),
-            p_correct=_stacked(self.p_correct, (0, len(self.images))).astype(np.float64),
-            adversarials=_stacked(self.adversarials, (0, *self.images.shape)).astype(np.float32),
+            p_correct=_stacked(p_correct, (0, len(self.images))).astype(np.float64),
+            adversarials=_stacked(adversarials, (0, *self.images.shape)).astype(np.float32),
             distances=_stacked(distances, (0, len(self.images))).astype(np.float64),
             warnings=[check.warning for check in checks if not check.passed],
-            checks=[check.record() for check in checks], per_attack=list(self.per_attack), about=self._about(),
+            checks=[check.record() for check in checks], per_attack=per_attack, about=self._about(),
             complete=len(done) == len(self.epsilons),
         )  # fmt: skip
 

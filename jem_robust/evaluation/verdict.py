@@ -29,6 +29,11 @@ class Score:
         """(N,) bool: fewer correct draws, or as many with a lower margin: better for an attacker."""
         return (self.correct < other.correct) | ((self.correct == other.correct) & (self.margin < other.margin))
 
+    def joined(self, other: "Score", share: float) -> "Score":
+        """The score on these draws and other ones of the same images; share: that these are of them all."""
+        gaps = share * self.margin + (1 - share) * other.margin
+        return Score(self.correct + other.correct, gaps, self.nonfinite | other.nonfinite)
+
     def rows(self, rows: Tensor) -> "Score":
         """The scores of some images."""
         return Score(self.correct[rows], self.margin[rows], self.nonfinite[rows])
@@ -39,13 +44,13 @@ class Score:
 
 
 def score(
-    target: Target, images: Tensor, labels: Tensor, ids: Tensor, draws: int, purpose: str, seed: int, batch: int
+    target: Target, images: Tensor, labels: Tensor, ids: Tensor, draws: range, purpose: str, seed: int, batch: int
 ) -> Score:
-    """Score images (N, C, H, W) on draws 0 to draws-1 of a purpose: the same noise whichever candidate is scored.
+    """Score images (N, C, H, W) on some draws of a purpose: the same noise whichever candidate is scored.
 
     batch: rows (images x draws) handed to the model at once. A draw with a non-finite logit counts as wrong.
     """
-    size = max(1, batch // draws)
+    size = max(1, batch // len(draws))
     parts = [_score_part(target, *part, draws, purpose, seed) for part in zip(
         images.split(size), labels.split(size), ids.split(size), strict=True)]  # fmt: skip
     return Score(
@@ -54,16 +59,16 @@ def score(
 
 
 def _score_part(
-    target: Target, images: Tensor, labels: Tensor, ids: Tensor, draws: int, purpose: str, seed: int
+    target: Target, images: Tensor, labels: Tensor, ids: Tensor, draws: range, purpose: str, seed: int
 ) -> Score:
-    n = len(images)
-    draw_ids = torch.arange(draws, device=images.device).repeat_interleave(n)
+    n, count = len(images), len(draws)
+    draw_ids = torch.tensor(draws, device=images.device).repeat_interleave(n)
     with torch.no_grad():
-        logits = target.draw(images.repeat(draws, 1, 1, 1), ids.repeat(draws), draw_ids, purpose, seed)
-        y = labels.repeat(draws)
-        correct = (~wrong(logits, y)).view(draws, n).sum(0)
-        gaps = torch.nan_to_num(-margin(logits, y).double(), nan=-torch.inf).view(draws, n).mean(0)
-        nonfinite = (~torch.isfinite(logits).all(1)).view(draws, n).any(0)
+        logits = target.draw(images.repeat(count, 1, 1, 1), ids.repeat(count), draw_ids, purpose, seed)
+        y = labels.repeat(count)
+        correct = (~wrong(logits, y)).view(count, n).sum(0)
+        gaps = torch.nan_to_num(-margin(logits, y).double(), nan=-torch.inf).view(count, n).mean(0)
+        nonfinite = (~torch.isfinite(logits).all(1)).view(count, n).any(0)
     return Score(correct, torch.where(nonfinite, -torch.inf, gaps), nonfinite)
 
 
