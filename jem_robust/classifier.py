@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from jem_robust import energy as energy_functions
 from jem_robust.gradients import GRADIENTS, Chain, Spent, graph_bytes, quiet, refine_rows
@@ -274,10 +275,28 @@ class JEMClassifier(nn.Module):
     def _chain_logits(self, images: Tensor, key: NoiseKey) -> Tensor:
         """Logits of every chain: (N, chains, K)."""
         with self._computing():
-            steps = self.refinement.steps
-            parts = [self._logits(rows, part, steps + 1) for rows, part in self._refined(images, key)]
+            keep = not (torch.is_grad_enabled() and images.requires_grad) or self._within_memory(images)
+            parts = [self._classified(rows, part, keep) for rows, part in self._refined(images, key)]
             logits = torch.cat(parts) if parts else self._logits(self._scaled(images), None, 0)
             return logits.reshape(len(images), self.refinement.independent_chains, logits.shape[1])
+
+    def _within_memory(self, images: Tensor) -> bool:
+        """Whether graphs of the classification of all rows fit into half the budget."""
+        rows = len(images) * self.refinement.independent_chains
+        return rows <= MICRO_BATCH or rows * self._graph_bytes(self._scaled(images[:1]), False) <= self.memory // 2
+
+    def _classified(self, rows: Tensor, key: NoiseKey, keep: bool) -> Tensor:
+        """Logits of refined rows (R, C, H, W): (R, K). keep: their graph; else it is recomputed in the backward."""
+
+        def logits(x: Tensor) -> Tensor:
+            self.spent.forwards += len(x)
+            with self._computing(attacked=True):
+                return self._logits(x, key, self.refinement.steps + 1, count=False)
+
+        if keep:
+            return self._logits(rows, key, self.refinement.steps + 1)
+        rows.register_hook(partial(self._count_backward, len(rows)))
+        return checkpoint(logits, rows, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
     def _log_density(self, x: Tensor, key: NoiseKey | None, t: int) -> Tensor:
         if self.energy is None:

@@ -8,6 +8,7 @@ whatever batch, order or process it is computed.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import pi
 from operator import index
 from typing import Any, Literal, TypeVar
@@ -72,6 +73,7 @@ class NoiseKey:
         """The key of some of the rows."""
         return replace(self, ids=self.ids[part], draws=self.draws[part], chains=self.chains[part])
 
+    @cached_property
     def words(self) -> Words:
         """128 random bits a row that stand for everything but the step."""
         high = ((self.draws >> 32) & 0xFFFFFF) | (PURPOSES[self.purpose] << 24)
@@ -81,7 +83,7 @@ class NoiseKey:
 
     def normal(self, step: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Standard normal noise (R, *shape) of one step (0 is the chain's start)."""
-        w0, w1, w2, w3 = (w.unsqueeze(1) for w in self.words())
+        w0, w1, w2, w3 = (w.unsqueeze(1) for w in self.words)
         size = int(torch.Size(shape).numel())
         block = torch.arange(-(-size // 4), device=self.ids.device).unsqueeze(0)
         # The words are random already, so xor-ing small numbers into them keeps different rows apart.
@@ -90,7 +92,7 @@ class NoiseKey:
 
     def global_seed(self, step: int = 0) -> int:
         """One seed for the whole batch, for networks that draw from torch's global generator."""
-        words = self.words()
+        words = self.words
         return int(sum(int((w * (i + 1)).sum()) << (7 * i) for i, w in enumerate(words)) + step) % 2**63
 
 

@@ -124,8 +124,9 @@ def test_an_image_that_no_draw_was_fooled_on_is_not_tried_at_smaller_eps():
     assert attacked == [(largest, [0, 1, 2, 3, 4, 5])]
 
 
+@pytest.mark.parametrize("zero", [[], [0]])
 @pytest.mark.parametrize("stop_after", [1, 3])
-def test_an_interrupted_run_goes_on_from_the_largest_eps_it_has(stop_after):
+def test_an_interrupted_run_goes_on_from_what_it_has(stop_after, zero):
     parts = []
 
     def stop(curve):
@@ -133,12 +134,13 @@ def test_an_interrupted_run_goes_on_from_the_largest_eps_it_has(stop_after):
         if len(curve.epsilons) == stop_after:
             raise KeyboardInterrupt
 
-    whole = evaluated(Noisy(noise=0.3))
+    epsilons = zero + EPSILONS
+    whole = evaluated(Noisy(noise=0.3), epsilons)
     model, attack = Noisy(noise=0.3), PGD(steps=10, eot=1)
-    arguments = (model.images, model.labels, "linf", EPSILONS, [attack], 20, 8)
+    arguments = (model.images, model.labels, "linf", epsilons, [attack], 20, 8)
     with pytest.raises(KeyboardInterrupt):
         jr.evaluate(model, *arguments, on_epsilon=stop)
-    assert parts[-1].epsilons.tolist() == EPSILONS[-stop_after:]
+    assert parts[-1].epsilons.tolist() == zero + EPSILONS[len(EPSILONS) - stop_after + len(zero) :]
     resumed = jr.evaluate(model, *arguments, resume=parts[-1])
     np.testing.assert_array_equal(resumed.p_correct, whole.p_correct)
     np.testing.assert_allclose(resumed.adversarials, whole.adversarials, atol=1e-6)

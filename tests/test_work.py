@@ -78,3 +78,24 @@ def test_a_pointwise_attack_stops_when_nothing_is_left_to_reset():
 
 def test_nothing_is_spent_before_anything_is_asked():
     assert jem(10).spent == Spent(0, 0)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_classification_beyond_the_memory_budget_is_recomputed(steps):
+    x = torch.rand(65, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    gradients, works = [], []
+    for memory in (2**30, 2**22):
+        model = jem(steps, memory)
+        ids = torch.arange(65)
+        model.draw(x[:1], ids[:1], ids[:1], "attack", 0)
+        leaf = x.clone().requires_grad_()
+
+        def gradient(model=model, leaf=leaf, ids=ids):
+            gradients.append(torch.autograd.grad(model.draw(leaf, ids, ids, "attack", 0).sum(), leaf)[0])
+
+        works.append(spent(model, gradient))
+        assert not any(p.requires_grad is False for p in model.network.parameters())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+    kept, recomputed = works
+    assert recomputed[0] - kept[0] == 65 * (1 + steps)  # one forward more an image for it, and one a step
+    assert recomputed[1] - kept[1] == 65 * steps

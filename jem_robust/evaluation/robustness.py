@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, is_dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ class Evaluation:
 
     def remaining(self) -> list[float]:
         """Epsilons still to be done, in the order in which they are."""
-        order = self.epsilons[::-1] if self.descends else self.epsilons
+        order = sorted(self.epsilons, key=lambda eps: -eps if eps else -inf) if self.descends else self.epsilons
         return order[len(self.levels.done) :]
 
     def _show(self, _: int = 0) -> None:
@@ -164,7 +165,7 @@ class Evaluation:
     def _lowered(self, eps: float) -> Tensor:
         """Come down from a larger eps: leads that are too far start over at the image. Starts of attacks (N, ...)."""
         lead = self.contest.lead
-        if self.levels.done:
+        if any(level.eps > 0 for level in self.levels.done):
             self.spared |= lead.selected.correct == self.select_draws
             self.bad_gradients = torch.zeros_like(self.bad_gradients)
         far = (distance(lead.x, self.images, self.norm) > eps + 1e-9).nonzero().squeeze(1)
@@ -258,7 +259,8 @@ class Evaluation:
             bad[row["nonfinite_gradient"]] = True
             self.levels.done.append(Level(done[e], lead, bad, row["attacks"]))
         if done:
-            last = self.levels.done[0 if self.descends else -1]
+            smallest = next((level for level in self.levels.done if level.eps > 0), self.levels.done[0])
+            last = smallest if self.descends else self.levels.done[-1]
             self.contest.lead, self.bad_gradients = last.lead.copy(), last.bad.clone()
 
     def curve(self) -> RobustnessCurve:

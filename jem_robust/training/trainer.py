@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from jem_robust.checkpoints import save_checkpoint
 from jem_robust.energy import log_px
 from jem_robust.files import replacing
+from jem_robust.gradients import quiet
 from jem_robust.langevin import refine, score
 from jem_robust.progress import Progress
 from jem_robust.training.data import split
@@ -116,24 +117,21 @@ class Trainer:
         return {"loss": loss.item(), **figures}
 
     def _sample(self, count: int) -> Tensor:
-        """SGLD from the buffer's states in eval mode; the samples go back into the buffer."""
+        """SGLD from the buffer's states in eval mode, parameters frozen; the samples go back into the buffer."""
         buffer, s = self.buffer, self.settings
         if buffer is None:
             raise RuntimeError("expected a replay buffer, got none: the objective needs no samples")
-        self.network.eval()
         states, slots = buffer.draw(count)
 
         def log_density(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=s.precision == "bf16"):
-                return log_px(self.network(x.contiguous(memory_format=torch.channels_last)).float())
+                return log_px(self.network(x.contiguous(memory_format=torch.channels_last)).to(x.dtype))
 
-        samples = refine(
-            states,
-            lambda x, _: score(log_density, x),
-            lambda t: torch.randn(states.shape, generator=self.generator),
-            s.sampler,
-            s.input_range,
-        )
+        def noise(step: int) -> Tensor:
+            return torch.randn(states.shape, generator=self.generator)
+
+        with quiet(self.network):
+            samples = refine(states, lambda x, _: score(log_density, x), noise, s.sampler, s.input_range)
         buffer.put_back(slots, samples)
         return samples
 
