@@ -4,14 +4,18 @@
     python benchmarks/evaluation.py --parts jem0 --limit 50
 
 Needs foolbox, adversarial-robustness-toolbox and torchattacks. All run PGD of 40 iterations, steps of 2.5 * eps / 40.
-Ours is timed with selection and judging, the toolkits' attacks alone. Accuracies are over all images, of the last
-iterates (theirs) and the selected candidates (ours), on the same judge draws. Nothing is run twice, for the attacks of
-one curve take minutes; `load` in the record says what else the machine did.
+The time to a curve has all that it takes: attacks, selection (ours) and judging on common draws; accuracies are
+over all images, of the last iterates (theirs) and the selected candidates (ours). `attack s` are the toolkits' attacks
+alone; `select`, `judge`: what part of the seconds went there. Nothing is run twice, for the attacks of one curve take
+minutes; `load` in the record says what else the machine did.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -80,6 +84,24 @@ def judged(model: Any, x: Tensor, y: Tensor, draws: int) -> float:
     return float((logits.argmax(1) == y.repeat(draws)).double().mean())
 
 
+@contextmanager
+def clocked() -> Iterator[dict[str, float]]:
+    """Seconds that a classifier's draws without gradients take, by their purpose."""
+    seconds, draw = defaultdict[str, float](float), jr.JEMClassifier.draw
+
+    def timed(self: Any, images: Any, image_ids: Tensor, draw_ids: Tensor, purpose: str, seed: int) -> Tensor:
+        begin = time.perf_counter()
+        logits = draw(self, images, image_ids, draw_ids, purpose, seed)
+        seconds[purpose] += time.perf_counter() - begin
+        return logits
+
+    jr.JEMClassifier.draw = timed  # type: ignore[method-assign]
+    try:
+        yield seconds
+    finally:
+        jr.JEMClassifier.draw = draw  # type: ignore[method-assign]
+
+
 def part(name: str, limit: int | None) -> list[dict[str, Any]]:
     """Rows of one classifier, the toolkits' fastest last."""
     steps, count, epsilons = PARTS[name]
@@ -90,42 +112,37 @@ def part(name: str, limit: int | None) -> list[dict[str, Any]]:
     unit = interleaved({"F": forward(model.network, 2 * x[:BATCH] - 1)}, 5)["F"] / min(BATCH, len(x))
     rows = []
 
-    def row(contestant: str, run: Callable[[], list[float]]) -> None:
+    def row(contestant: str, attack: Callable[[], Any], judge: Callable[[Any], list[float]]) -> None:
         torch.manual_seed(0)
         np.random.seed(0)
-        before = (model.spent.forwards, model.spent.backwards)
+        before = copy(model.spent)
         begin = time.perf_counter()
-        accuracies = run()
-        seconds = time.perf_counter() - begin
-        spent = (model.spent.forwards - before[0], model.spent.backwards - before[1])
+        with clocked() as seconds:
+            found = attack()
+            middle = time.perf_counter()
+            accuracies = judge(found)
+        total = time.perf_counter() - begin
+        spent = model.spent.since(before)
         rows.append(
             {
-                "model": f"JEM-{steps}", "contestant": contestant, "seconds": seconds,
-                "kF": seconds / unit / 1000, "forwards": spent[0], "backwards": spent[1],
+                "model": f"JEM-{steps}", "contestant": contestant, "seconds": total, "attack s": middle - begin,
+                "select": seconds["select"] / total, "judge": seconds["judge"] / total,
+                "kF": total / unit / 1000, "forwards": spent.forwards, "backwards": spent.backwards,
                 "accuracy %": " ".join(f"{100 * a:.1f}" for a in accuracies),
             }
         )  # fmt: skip
 
-    def toolkit(attack: Any) -> None:
-        found: list[Tensor] = []
-
-        def run() -> list[float]:
-            found.extend(attack(model, x, y, epsilons))
-            return []
-
-        row(attack.__name__, run)
-        rows[-1]["accuracy %"] = " ".join(f"{100 * judged(model, z, y, draws):.1f}" for z in found)
-
-    def ours(precision: str) -> list[float]:
-        attack = PGD(steps=ITERATIONS, eot=1)
-        return list(jr.evaluate(model, x, y, "linf", epsilons, [attack], precision=precision).raw)
-
     for precision in ("float32", "bf16"):
-        row(f"ours {precision}", partial(ours, precision))
-    for contestant in (foolbox, art, torchattacks):
-        toolkit(contestant)
+        ours = partial(jr.evaluate, model, x, y, "linf", epsilons, [PGD(steps=ITERATIONS, eot=1, keep=1)])
+        row(f"ours {precision}", partial(ours, precision=precision), lambda curve: list(curve.raw))
+    for toolkit in (foolbox, art, torchattacks):
+        row(
+            toolkit.__name__,
+            partial(toolkit, model, x, y, epsilons),
+            lambda found: [judged(model, z, y, draws) for z in found],
+        )
     fastest = min(r["seconds"] for r in rows[2:])
-    return [{**r, "fastest toolkit / this": fastest / r["seconds"]} for r in rows]
+    return [{**r, "fastest / this": fastest / r["seconds"]} for r in rows]
 
 
 def main() -> None:

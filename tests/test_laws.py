@@ -13,6 +13,11 @@ def laws():
         yield importlib.import_module("laws")
 
 
+@pytest.fixture(scope="module")
+def cost_law(laws):
+    return importlib.import_module("cost_law")  # loaded with it
+
+
 @pytest.mark.parametrize(
     ("changes", "forwards"),
     [
@@ -33,9 +38,9 @@ def test_the_model_counts_the_work_of_the_law(laws, budget):
     assert laws.Case.of(point).work() == point.law
 
 
-def test_the_line_weighs_relative_errors(laws):
-    assert laws.straight_line([1, 2, 8], [5, 7, 19]) == pytest.approx((3, 2))
-    intercept, slope = laws.straight_line([1, 2, 1000], [5, 7, 3000])
+def test_the_line_weighs_relative_errors(cost_law):
+    assert cost_law.straight_line([1, 2, 8], [5, 7, 19]) == pytest.approx((3, 2))
+    intercept, slope = cost_law.straight_line([1, 2, 1000], [5, 7, 3000])
     assert intercept + slope == pytest.approx(5, rel=0.2)
 
 
@@ -49,20 +54,20 @@ def test_the_line_weighs_relative_errors(laws):
         (120, 100, 120, True, 0, None),
     ],
 )
-def test_what_is_off_has_a_cause(laws, cost, law, straight, recomputed, off, why):
-    assert laws.departure(cost, law, straight, recomputed) == (pytest.approx(off), why)
+def test_what_is_off_has_a_cause(cost_law, cost, law, straight, recomputed, off, why):
+    assert cost_law.departure(cost, law, straight, recomputed) == (pytest.approx(off), why)
 
 
-def test_batches_are_judged_by_the_call_and_the_newest_record_counts(laws, tmp_path):
+def test_batches_are_judged_by_the_call_and_the_newest_record_counts(laws, cost_law, tmp_path):
     # A call takes 100 F and 40 F an image, but the largest batch recomputes.
     rows = [
         {"part": "batch", "value": n, "budget": "usual", "law F": 42, "work F": 42 if n < 256 else 48,
          "F": 100 / n + (40 if n < 256 else 46), "law MB": n, "MB": 1.05 * n}
         for n in (2, 8, 32, 128, 256)
     ]  # fmt: skip
-    intercept, slope = laws.line("batch", rows, "F")
+    intercept, slope = cost_law.line("batch", rows, "F")
     assert (intercept, slope) == pytest.approx((100, 40))
-    judged = laws.judged("batch", rows)
+    judged = cost_law.judged("batch", rows)
     assert [r["F why"] for r in judged] == ["fixed", "fixed", None, None, "budget"]
     assert [r["MB why"] for r in judged] == [None] * 5
     text = '{"rows": [{"part": "k", "value": %d}]}\n'
