@@ -112,6 +112,13 @@ class PGD:
         batch = Batch.of(model, images, labels, seed, image_ids, progress)
         return self._climb(batch, _radius(sizes, batch.images), starts, settled), batch.nonfinite
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def draws_needed(self, model: Any, images: Any, labels: Any, seed: int = 0, image_ids: Any = None) -> Tensor:
+        """Draws that would be averaged for each gradient of each image: (N,) int64."""
+        batch = Batch.of(model, images, labels, seed, image_ids)
+        return self._eot(batch, batch.images.to(torch.promote_types(batch.images.dtype, torch.float32)))
+
     def _chosen(self, batch: Batch, options: Tensor, rows: Tensor) -> Tensor:
         """The option (N, M, ...) wrong most often, then of largest margin, on common fresh draws; option 0 is clean."""
         begin = batch.next_draw

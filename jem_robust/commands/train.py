@@ -63,10 +63,10 @@ Example:
 @click.option("--clamp/--no-clamp", default=True, show_default=True, help="Clip chains to the input range.")
 @click.option(
     "--precision",
-    type=click.Choice(["bf16", "float32"]),
-    default="bf16",
+    type=click.Choice(["auto", "bf16", "float32"]),
+    default="auto",
     show_default=True,
-    help="Of the sampling; the training step is float32.",
+    help="Of the sampling; the training step is float32. auto: bf16 where the processor computes in it.",
 )
 @click.option(
     "--gap-penalty",

@@ -5,11 +5,13 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 import jem_robust_attacks
+from jem_robust.precision import has_bf16
 from jem_robust_attacks.norms import distance, project, spread
 from jem_robust_attacks.target import Target, as_target
 
@@ -118,6 +120,8 @@ def narrowed(model: Any, precision: str) -> Any:
         return model
     if not hasattr(model, "with_precision"):
         raise ValueError(f"expected a JEMClassifier for precision {precision!r}, got another model: use float32")
+    if not has_bf16(model.device):
+        warn("this processor only imitates bfloat16, which takes several times longer: use float32", stacklevel=3)
     return model.with_precision(precision)
 
 

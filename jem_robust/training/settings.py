@@ -7,7 +7,7 @@ from typing import Any
 from jem_robust.langevin import Refinement
 from jem_robust.training.objectives import OBJECTIVES
 
-CHOICES = {"objective": tuple(OBJECTIVES), "starts": ("class-gaussian", "uniform"), "precision": ("bf16", "float32")}
+CHOICES = {"objective": tuple(OBJECTIVES), "starts": ("class-gaussian", "uniform"), "precision": ("auto", "bf16", "float32")}
 WHOLE = {
     **dict.fromkeys(("iterations", "batch_size", "buffer_size", "validation_images", "validate_every"), 1),
     **dict.fromkeys(("warmup", "retries", "seed"), 0),
@@ -27,9 +27,10 @@ class TrainingSettings:
     sampler: SGLD chain per iteration, both in network units. warmup: iterations of linear rise of the learning rate.
     drops: (share of iterations, factor on the learning rate) pairs. restart: share of chains begun afresh.
     averaging: decay of the running mean of the weights that is validated and saved; lower at first, 0 for no mean.
-    precision: "bf16" or "float32" for sampling. gap_penalty: weight of the squared energy gap in the loss. gap_limit,
-    retries, backoff: see DivergenceGuard; after a divergence the learning rate is multiplied by backoff, at most
-    `retries` times. Raises ValueError on impossible settings.
+    precision: "bf16" or "float32" for sampling; "auto": bf16 where the network's device computes in it, which the card
+    then says. gap_penalty: weight of the squared energy gap in the loss. gap_limit, retries, backoff: see
+    DivergenceGuard; after a divergence the learning rate is multiplied by backoff, at most `retries` times. Raises
+    ValueError on impossible settings.
     """
 
     objective: str = "jem"
@@ -44,7 +45,7 @@ class TrainingSettings:
     restart: float = 0.05
     sampler: Refinement = field(default_factory=lambda: Refinement(10, 1.0, 0.01, chains=1, clamp=True))
     input_range: tuple[float, float] = (-1.0, 1.0)
-    precision: str = "bf16"
+    precision: str = "auto"
     validation_images: int = 5000
     validate_every: int = 500
     gap_penalty: float = 10.0

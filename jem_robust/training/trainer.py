@@ -1,7 +1,7 @@
 """The trainer: replay-buffer SGLD sampling, one optimizer step, guard, validation, checkpoints, resume."""
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from jem_robust.energy import log_px
 from jem_robust.files import replacing
 from jem_robust.gradients import quiet
 from jem_robust.langevin import refine, score
+from jem_robust.precision import has_bf16
 from jem_robust.progress import Progress
 from jem_robust.training.data import split
 from jem_robust.training.guard import DivergenceError, DivergenceGuard
@@ -41,6 +42,9 @@ class Trainer:
         self, network: nn.Module, images: Tensor, labels: Tensor, settings: TrainingSettings, out: str | Path,
         card: dict[str, Any], show: bool = True,
     ) -> None:  # fmt: skip
+        if settings.precision == "auto":
+            device = next((p.device for p in network.parameters()), "cpu")
+            settings = replace(settings, precision="bf16" if has_bf16(device) else "float32")
         self.network, self.settings, self.out, self.card, self.show = network, settings, Path(out), card, show
         data = split(images, labels, settings)
         self.images, self.labels, self.validation_images, self.validation_labels = data
