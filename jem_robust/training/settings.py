@@ -7,7 +7,11 @@ from typing import Any
 from jem_robust.langevin import Refinement
 from jem_robust.training.objectives import OBJECTIVES
 
-CHOICES = {"objective": tuple(OBJECTIVES), "starts": ("class-gaussian", "uniform"), "precision": ("auto", "bf16", "float32")}
+CHOICES = {
+    "objective": tuple(OBJECTIVES),
+    "starts": ("class-gaussian", "uniform"),
+    "precision": ("auto", "bf16", "float32"),
+}
 WHOLE = {
     **dict.fromkeys(("iterations", "batch_size", "buffer_size", "validation_images", "validate_every"), 1),
     **dict.fromkeys(("warmup", "retries", "seed"), 0),
