@@ -35,7 +35,7 @@ examples: .venv/toolkits
 
 # About two hours; each script says how to run less.
 bench: .venv/toolkits
-	for name in engine evaluation black_box training laws; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in engine evaluation estimates black_box training laws; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 check: .venv/installed
 	$(BIN)/ruff check .

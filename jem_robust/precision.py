@@ -12,6 +12,6 @@ def has_bf16(device: torch.device | str) -> bool:
     """
     kind = torch.device(device).type
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     units = getattr(torch.cpu, "get_capabilities", None)
-    return kind != "cpu" or units is None or any(units().get(name) for name in UNITS)
+    return kind != "cpu" or units is None or any(bool(units().get(name)) for name in UNITS)

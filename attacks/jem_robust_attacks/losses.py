@@ -58,9 +58,11 @@ def ascent_weights(logits: Tensor, labels: Tensor, loss: Loss, groups: int) -> t
         z = logits.detach().double().requires_grad_()
         values = loss(z, labels)
         (weights,) = torch.autograd.grad(values.sum(), z)
-        (fallback,) = torch.autograd.grad(margin(z, labels).sum(), z)
-    own = labels.unsqueeze(1)
-    weights = weights.scatter(1, own, 0.0)
-    weights = weights.scatter(1, own, -weights.sum(1, keepdim=True))
-    size = weights.abs().view(groups, -1, z.shape[1]).amax((0, 2)).repeat(groups).unsqueeze(1)
-    return torch.where(size > 0, weights / size, fallback).to(logits.dtype), values.detach()
+        own = labels.unsqueeze(1)
+        weights = weights.scatter(1, own, 0.0)
+        weights = weights.scatter(1, own, -weights.sum(1, keepdim=True))
+        size = weights.abs().view(groups, -1, z.shape[1]).amax((0, 2)).repeat(groups).unsqueeze(1)
+        scaled, gone = weights / size, size <= 0
+        if bool(gone.any()):
+            scaled = torch.where(gone, torch.autograd.grad(margin(z, labels).sum(), z)[0], scaled)
+    return scaled.to(logits.dtype), values.detach()

@@ -206,7 +206,7 @@ class PGD:
             logits = batch.logits(leaf, rows, draws)
             weights, values = ascent_weights(logits, labels, loss, len(draws))
             known = logits.requires_grad
-            gradient = torch.autograd.grad(logits, leaf, weights, allow_unused=True)[0] if known else None
+            gradient = torch.autograd.grad((weights * logits).sum(), leaf, allow_unused=True)[0] if known else None
         if gradient is None:
             warn(
                 "the model's logits carry no gradient back to its images, so PGD tries its starting points only: "

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 TUNED = (
     "eps", "limit", "iterations", "restarts", "eot", "attack_chains", "keep", "select_draws", "draws", "max_queries",
 )  # fmt: skip
+BAR_SHARE = 32  # of the images one is tried beforehand, so that the bar knows how much there is to do
 ATTACK_SETTINGS = ("iterations", "restarts", "eot", "loss", "keep", "max_queries")
 
 EXAMPLE = """
@@ -233,7 +234,7 @@ def check_taken(ctx: click.Context, options: dict[str, Any]) -> None:
 def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: Path) -> "RobustnessCurve":
     """Evaluate, saving after every eps; an interrupt leaves what was finished, to be resumed."""
     from jem_robust.evaluation.curve import RobustnessCurve
-    from jem_robust.evaluation.estimate import estimate
+    from jem_robust.evaluation.estimate import FEW, estimate
     from jem_robust.evaluation.robustness import evaluate
 
     arguments = evaluation_arguments(options)
@@ -247,7 +248,8 @@ def measure(model: Any, images: Any, labels: Any, options: dict[str, Any], out: 
     if earlier is not None and earlier.about.get("command", {}).get("options") != _through_json(kept):
         raise ValueError(f"expected the settings of the partial result in {out}, got others: repeat its command")
     try:
-        work = estimate(model, images, labels, probe_images=4, **arguments).rows
+        few = max(1, min(FEW, len(images) // BAR_SHARE))
+        work = estimate(model, images, labels, probe_images=few, **arguments).rows
         return evaluate(
             model, images, labels, **arguments, progress=True, resume=earlier, on_epsilon=save, expected_work=work
         )

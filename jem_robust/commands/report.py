@@ -63,9 +63,9 @@ def _title(curve: "RobustnessCurve") -> str:
 
 def print_estimate(model: Any, images: Any, labels: Any, arguments: dict[str, Any]) -> None:
     """Expected forwards, time and memory."""
-    from jem_robust.evaluation.estimate import estimate
+    from jem_robust.evaluation.estimate import TRIAL_IMAGES, estimate
 
-    expected = estimate(model, images, labels, probe_images=64, **arguments)
+    expected = estimate(model, images, labels, probe_images=TRIAL_IMAGES, **arguments)
     minutes = expected.seconds / 60
     time_text = (
         f"{expected.seconds:.0f} s"
@@ -78,5 +78,5 @@ def print_estimate(model: Any, images: Any, labels: Any, arguments: dict[str, An
         f"expected: {expected.rows:,.0f} forwards and backwards, {time_text}, {expected.memory / 2**30:.2f} GB at most"
     )
     print(
-        f"for {len(images)} images and {len(arguments['epsilons'])} epsilons; measured on {expected.probed} images here"
+        f"for {len(images)} images and {len(arguments['epsilons'])} epsilons; tried on {expected.probed} of the images"
     )

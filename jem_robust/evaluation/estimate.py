@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from jem_robust.evaluation.checks import probe
 from jem_robust.evaluation.members import Transfer, from_name, narrowed, resolve
@@ -18,6 +17,7 @@ from jem_robust_attacks import PGD
 from jem_robust_attacks.norms import parse_norm
 from jem_robust_attacks.target import as_target
 
+TRIAL_IMAGES = 64  # at most, as the command line estimates
 FEW = 4  # images of a first trial, which shows how many more can be tried
 TRIAL_SECONDS = 20.0
 RESTARTS = (1, 3)  # tried, and a line drawn through their costs, where more are wanted

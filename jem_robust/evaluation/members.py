@@ -120,9 +120,10 @@ def narrowed(model: Any, precision: str) -> Any:
         return model
     if not hasattr(model, "with_precision"):
         raise ValueError(f"expected a JEMClassifier for precision {precision!r}, got another model: use float32")
+    view = model.with_precision(precision)
     if not has_bf16(model.device):
         warn("this processor only imitates bfloat16, which takes several times longer: use float32", stacklevel=3)
-    return model.with_precision(precision)
+    return view
 
 
 def descending(members: list[Member], epsilons: Sequence[float]) -> list[Member]:

@@ -14,14 +14,14 @@ from jem_robust.evaluation.members import Member
 from jem_robust.evaluation.trial import Counted, Trial
 from jem_robust.gradients import Spent
 from jem_robust_attacks import PGD
-from jem_robust_attacks.losses import margin
 from jem_robust_attacks.target import Target
 
 UNIT_IMAGES = (2, 64)  # calls of these sizes are timed: a call costs something whatever its size
 REPEATS = 3
-# A toolkit's attack is run for two numbers of iterations on a few images, and a line drawn through its costs.
+# A toolkit's attack is run for two numbers of iterations, and a line drawn through its costs,
 TOOLKIT_ITERATIONS = (2, 6)
-TOOLKIT_IMAGES = 2
+TOOLKIT_IMAGES = (2, 16)  # on so many images, on more of them only where few took
+TOOLKIT_SECONDS = 2.0  # no longer
 EOT_IMAGES = 4  # on which the draws a gradient needs are found out
 
 
@@ -64,7 +64,7 @@ Price = Callable[[Counted, int, float], Cost]  # of an attack: calls in a trial,
 class Prices:
     """Of a model, judged as `target`, under the attacks of `members`, measured on images x (N, ...) of labels y (N,).
 
-    eps: at which attacks of toolkits are tried.
+    eps: at which attacks are tried.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Prices:
         self._model, self._x, self._y, self._seed = model, x, y, seed
         self._judged = self._unit(partial(_draw, target))
         self._attacks = [
-            self._toolkit(member, eps) if hasattr(member.attack, "toolkit") else self._own(member) for member in members
+            (self._toolkit if hasattr(member.attack, "toolkit") else self._own)(member, eps) for member in members
         ]
 
     def of(self, trial: Trial, scale: float) -> Cost:
@@ -83,21 +83,31 @@ class Prices:
             cost += price(counted, asked, scale)
         return cost
 
-    def _own(self, member: Member) -> Price:
-        eot = self._eot(member)
-        draw, gradient = self._unit(partial(_draw, member.target)), self._unit(partial(_gradient, member.target))
+    def _own(self, member: Member, eps: float) -> Price:
+        draw, attack = self._unit(partial(_draw, member.target)), member.attack
+        if not isinstance(attack, PGD):
+            return lambda counted, _, scale: draw.of(counted.draws, scale) + Cost(0, counted.between * scale)
+        gradient, eot = self._unit(partial(_iteration, attack, member.target, eps)), self._eot(attack, member.target)
         return lambda counted, _, scale: draw.of(counted.draws, scale) + gradient.of(counted.gradients, scale * eot)
 
-    def _eot(self, member: Member) -> float:
+    def _eot(self, attack: PGD, target: Target) -> float:
         """Draws that a gradient takes of the model for one that it took in the trial."""
-        attack = member.attack
-        if not isinstance(attack, PGD) or attack.eot != "auto":
+        if attack.eot != "auto":
             return 1.0
-        draws = attack.draws_needed(member.target, self._x[:EOT_IMAGES], self._y[:EOT_IMAGES], self._seed)
+        draws = attack.draws_needed(target, self._x[:EOT_IMAGES], self._y[:EOT_IMAGES], self._seed)
         return float(draws.double().mean()) * (1 + 2 / attack.steps)  # to find out takes twice as many, once
 
     def _toolkit(self, member: Member, eps: float) -> Price:
-        x, y = self._x[:TOOLKIT_IMAGES], self._y[:TOOLKIT_IMAGES]
+        few, many = (min(count, len(self._x)) for count in TOOLKIT_IMAGES)
+        begin = time.perf_counter()
+        found = self._toolkit_cost(member, eps, few).times(1 / few)
+        if many > few and time.perf_counter() - begin < TOOLKIT_SECONDS:
+            found = self._toolkit_cost(member, eps, many).times(1 / many)
+        return lambda _, asked, scale: found.times(asked * scale)
+
+    def _toolkit_cost(self, member: Member, eps: float, count: int) -> Cost:
+        """Cost of an attack on some images."""
+        x, y = self._x[:count], self._y[:count]
         attack, radius = member.attack, None if member.minimizes else eps
 
         def cost(**arguments: Any) -> Cost:
@@ -105,15 +115,13 @@ class Prices:
             return self._measured(lambda: tried.search(member.target, x, y, radius, self._seed), len(x))
 
         few, more = TOOLKIT_ITERATIONS
-        name, count = attack.loop or ("", 0)
-        if count <= more:
-            found = cost()
-        else:
-            try:
-                found = cost(**{name: few}).extended(cost(**{name: more}), (count - few) / (more - few))
-            except (ValueError, RuntimeError):  # too few iterations for it, unless the whole attack fails as well
-                found = cost()
-        return lambda _, asked, scale: found.times(asked * scale / len(x))
+        name, iterations = attack.loop or ("", 0)
+        if iterations <= more:
+            return cost()
+        try:
+            return cost(**{name: few}).extended(cost(**{name: more}), (iterations - few) / (more - few))
+        except (ValueError, RuntimeError):  # too few iterations for it, unless the whole attack fails as well
+            return cost()
 
     def _unit(self, work: Callable[[Tensor, Tensor, int], object]) -> Unit:
         """Of work on images (n, ...), labels (n,) and a seed."""
@@ -145,7 +153,6 @@ def _draw(target: Target, x: Tensor, y: Tensor, seed: int) -> Tensor:
         return target.draw(x, ids, torch.zeros_like(ids), "plain", seed)
 
 
-def _gradient(target: Target, x: Tensor, y: Tensor, seed: int) -> Tensor:
-    ids = torch.arange(len(x), device=x.device)
-    leaf = x.clone().requires_grad_()
-    return torch.autograd.grad(margin(target.draw(leaf, ids, torch.zeros_like(ids), "plain", seed), y).sum(), leaf)[0]
+def _iteration(attack: PGD, target: Target, eps: float, x: Tensor, y: Tensor, seed: int) -> object:
+    """One gradient and what an attack does with it."""
+    return replace(attack, steps=1, restarts=1, eot=1, targets=0).search(target, x, y, eps, seed)

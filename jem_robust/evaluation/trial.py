@@ -4,33 +4,43 @@ How many images stand, and for how long, cannot be known without attacking. One 
 fraction of the cost; what a draw and a gradient of the model itself cost is measured apart (`estimate`).
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
 
-from jem_robust.evaluation.members import Member
 from jem_robust.evaluation.robustness import Evaluation
 from jem_robust_attacks import PGD
 from jem_robust_attacks.target import Target
 
 
-@dataclass
+@dataclass(eq=False)
 class Counted:
-    """A target that notes how many rows every call has, of draws and of those that are differentiated."""
+    """A target that notes how many rows every call has, of draws and of those that are differentiated.
+
+    latest: the counted target of a trial that was called last. between: seconds from one of its calls to the next.
+    """
 
     target: Target
+    latest: "list[Counted]"
     draws: list[int] = field(default_factory=list)
     gradients: list[int] = field(default_factory=list)
+    between: float = 0.0
+    _left: float = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
 
     def draw(self, images: Tensor, image_ids: Tensor, draw_ids: Tensor, purpose: str, seed: int) -> Tensor:
         """The target's."""
+        if self.latest[-1:] == [self]:
+            self.between += time.perf_counter() - self._left
         (self.gradients if is_grad_enabled() and images.requires_grad else self.draws).append(len(images))
-        return self.target.draw(images, image_ids, draw_ids, purpose, seed)
+        logits = self.target.draw(images, image_ids, draw_ids, purpose, seed)
+        self.latest[:], self._left = [self], time.perf_counter()
+        return logits
 
 
 @dataclass
@@ -68,11 +78,12 @@ def trial(model: Any, images: Tensor, labels: Tensor, attacks: list[Any], **argu
     norm = arguments["norm"]
     ours = [StandIn(norm) if hasattr(attack, "toolkit") else attack for attack in attacks]
     run = Evaluation(shortened(model), images, labels, attacks=ours, attack_chains=None, **arguments)
-    judged = Counted(run.target)
+    latest: list[Counted] = []
+    judged = Counted(run.target, latest)
     # What the contest did in the beginning, on the images themselves.
     judged.draws.append(len(images) * (run.draws + run.select_draws))
     run.contest.target = judged
-    counted = [Counted(member.target) for member in run.members]
+    counted = [Counted(member.target, latest) for member in run.members]
     run.members = [replace(member, target=c) for member, c in zip(run.members, counted, strict=True)]
     for eps in run.remaining():
         run.at(eps)

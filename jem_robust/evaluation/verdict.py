@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor
 
 from jem_robust_attacks.losses import margin, wrong
@@ -81,8 +81,8 @@ def monotone(raw: Floats) -> Floats:
 def clopper_pearson(hits: int, n: int) -> tuple[float, float]:
     """Exact 95 % interval of a binomial share (Clopper & Pearson 1934)."""
     tail = (1 - LEVEL) / 2
-    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, n - hits + 1))
-    high = 1.0 if hits == n else float(beta.ppf(1 - tail, hits + 1, n - hits))
+    low = 0.0 if hits == 0 else float(betaincinv(hits, n - hits + 1, tail))
+    high = 1.0 if hits == n else float(betaincinv(hits + 1, n - hits, 1 - tail))
     return low, high
 
 
