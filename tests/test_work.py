@@ -95,7 +95,7 @@ def test_a_classification_beyond_the_memory_budget_is_recomputed(steps):
 
         works.append(spent(model, gradient))
         assert not any(p.requires_grad is False for p in model.network.parameters())
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
     kept, recomputed = works
     assert recomputed[0] - kept[0] == 65 * (1 + steps)  # one forward more an image for it, and one a step
     assert recomputed[1] - kept[1] == 65 * steps

@@ -29,7 +29,6 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.seed)  # torch.manual_seed would reach into every GPU as well
         network = build_from(design)
-    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     card = {
         **(about or {}),
         "architecture": design,

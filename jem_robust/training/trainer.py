@@ -19,6 +19,7 @@ from jem_robust.precision import has_bf16
 from jem_robust.progress import Progress
 from jem_robust.training.data import split
 from jem_robust.training.guard import DivergenceError, DivergenceGuard
+from jem_robust.training.layout import memory_format
 from jem_robust.training.objectives import OBJECTIVES
 from jem_robust.training.replay import ClassGaussianStarts, ReplayBuffer, UniformStarts
 from jem_robust.training.settings import TrainingSettings
@@ -45,6 +46,8 @@ class Trainer:
         if settings.precision == "auto":
             device = next((p.device for p in network.parameters()), "cpu")
             settings = replace(settings, precision="bf16" if has_bf16(device) else "float32")
+        self.layout = memory_format(network)
+        network = network.to(memory_format=self.layout)  # type: ignore[call-overload]
         self.network, self.settings, self.out, self.card, self.show = network, settings, Path(out), card, show
         data = split(images, labels, settings)
         self.images, self.labels, self.validation_images, self.validation_labels = data
@@ -109,7 +112,7 @@ class Trainer:
         samples = self._sample(len(images)) if self.buffer is not None else None
         self.network.train()
         both = images if samples is None else torch.cat([images, samples])
-        logits = self.network(both.contiguous(memory_format=torch.channels_last))
+        logits = self.network(both.contiguous(memory_format=self.layout))
         of_samples = logits[len(images) :] if samples is not None else None
         loss, figures = self.objective.loss(logits[: len(images)], labels, of_samples, s.gap_penalty)
         self.optimizer.zero_grad(set_to_none=True)
@@ -129,7 +132,7 @@ class Trainer:
 
         def log_density(x: Tensor) -> Tensor:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=s.precision == "bf16"):
-                return log_px(self.network(x.contiguous(memory_format=torch.channels_last)).to(x.dtype))
+                return log_px(self.network(x.contiguous(memory_format=self.layout)).to(x.dtype))
 
         def noise(step: int) -> Tensor:
             return torch.randn(states.shape, generator=self.generator)
